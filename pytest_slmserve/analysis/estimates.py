@@ -116,7 +116,7 @@ class Interval:
     high: float | None = None
 
     def mapped(self, rising: Callable[[float], float]) -> Interval:
-        """The interval of a rising function of what is estimated."""
+        """Return the interval of a rising function of what is estimated."""
         low, high = (None if end is None else rising(end) for end in (self.low, self.high))
         return Interval(rising(self.value), low, high)
 
@@ -133,7 +133,7 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
 
 
 def per_second(number: float, window_s: tuple[float, float]) -> float:
-    """A rate over a window; 0 where it has no extent, as that of a load of which no request was answered."""
+    """Return a rate over a window; 0 where it has no extent, as that of a load of which no request was answered."""
     opens, closes = window_s
     return number / (closes - opens) if closes > opens else 0.0
 
@@ -163,18 +163,19 @@ def growth(log: float) -> float:
 
 
 def factor(log: Interval) -> Interval:
-    """A difference of logs as a factor."""
+    """Return a difference of logs as a factor."""
     return log.mapped(lambda end: growth(end) + 1)
 
 
 def times(seen: Interval) -> str:
-    """A factor and its interval, if it has one: "1.23 times (95 %: 1.2 to 1.26)"."""
+    """Return a factor and its interval, if it has one: "1.23 times (95 %: 1.2 to 1.26)"."""
     ends = "" if seen.low is None or seen.high is None else f" (95 %: {seen.low:.3g} to {seen.high:.3g})"
     return f"{seen.value:.3g} times{ends}"
 
 
 def student_interval(values: Sequence[float], value: float | None = None) -> Interval:
-    """The mean of independent repeats with its interval (none for one repeat), or that interval around `value`."""
+    """Return the mean of independent repeats with its interval (none for one repeat), or that interval around
+    `value`."""
     centre = fmean(values)
     shown = centre if value is None else value
     if len(values) < 2:
@@ -184,7 +185,7 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
 
 
 def sd_interval(sd: float, df: int) -> Interval:
-    """A standard deviation of normal values with its interval, which is none without degrees of freedom."""
+    """Return a standard deviation of normal values with its interval, which is none without degrees of freedom."""
     if df < 1:
         return Interval(sd)
     low, high = (sd * math.sqrt(df / chi_square_above(tail, df)) for tail in (TAIL, 1 - TAIL))
@@ -204,7 +205,7 @@ def percent(share: float) -> str:
 
 
 def percent_interval(seen: Interval) -> str:
-    """An estimate and its interval, if it has one: "7.9 % (95 %: 7.1 % to 8.7 %)"."""
+    """Return an estimate and its interval, if it has one: "7.9 % (95 %: 7.1 % to 8.7 %)"."""
     if seen.low is None or seen.high is None:
         return percent(seen.value)
     return f"{percent(seen.value)} (95 %: {percent(seen.low)} to {percent(seen.high)})"
@@ -261,7 +262,7 @@ REACH = 7.0  # standard deviations; nothing that matters lies farther out
 
 
 def looks_until(pairs: int) -> tuple[int, ...]:
-    """Numbers of pairs at which to look: 4, 6, 8, 12, then half as many more each time, and last at `pairs`."""
+    """Return numbers of pairs at which to look: 4, 6, 8, 12, then half as many more each time, and last at `pairs`."""
     looks = [n for n in FIRST_LOOKS if n <= pairs]
     while looks and (later := 2 * round(looks[-1] * GROWTH / 2)) <= pairs and looks[-1] >= FIRST_LOOKS[-1]:
         looks.append(later)
@@ -452,7 +453,6 @@ def launch_means(values: Iterable[tuple[object, float]]) -> list[float]:
 
 
 def _spread(sample: Sequence[Repeat]) -> tuple[float, int]:
-    """Variance of one repeat over what its course tells, and its degrees of freedom."""
     units = launch_means((r.launch, math.log(r.value)) for r in sample)
     if len(units) < 2:
         return 0.0, 0
@@ -465,7 +465,7 @@ def _within(repeat: Repeat) -> float:
 
 
 def moderated(ratio: float, df: int, common: Prior) -> tuple[float, float]:
-    """A variance drawn towards the common one, and its degrees of freedom: no more than all have."""
+    """Return a variance drawn towards the common one, and its degrees of freedom: no more than all have."""
     if math.isinf(common.df):
         return common.ratio, max(common.most, 1)
     whole = common.df + df

@@ -28,7 +28,7 @@ def slo_of(slo: str | Slo, share: float) -> Slo:
     """Return the SLO of words like "ttft:200ms,tpot:50ms". Raises BadUsage for what is none, and for a share of
     requests that no measurement can show."""
     if not (isinstance(share, int | float) and 0 < share < 1):
-        raise BadUsage(f"share={share!r} is no share of the requests between 0 and 1", "share=0.99")
+        raise BadUsage(f"share={share!r} is not a share of the requests between 0 and 1", "share=0.99")
     return parse_slo(slo) if isinstance(slo, str) else slo
 
 
@@ -56,7 +56,6 @@ def keeps(slo: Slo, share: float, subject: str, repeats: Sequence[ReplicaGroup],
 
 
 def _share_kept(good: int, requests: int) -> Interval:
-    """Return a share of independent requests with its interval (Wilson 1927)."""
     z = NORMAL.inv_cdf(1 - TAIL)
     share, weight = good / requests, z**2 / requests
     centre = (share + weight / 2) / (1 + weight)

@@ -69,7 +69,7 @@ class Verdict:
     def inconclusive(
         cls, claim: str, subject: str, why: str, threshold: float | None = None, *seen: Recorded
     ) -> Verdict:
-        """A verdict without a value: nothing can be said, for the reason `why`."""
+        """Return a verdict without a value: nothing can be said, for the reason `why`."""
         return cls.from_interval(claim, subject, State.INCONCLUSIVE, why, None, threshold, *seen)
 
     @classmethod

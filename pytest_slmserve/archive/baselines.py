@@ -51,7 +51,8 @@ def baseline_name(environment: Environment) -> str | None:
     known. The simulated engine has no release."""
 
     def slug(text: str | None) -> str:
-        """Text of a file's name: lower case, "-" for all but letters, digits, "." and "+", no "nvidia-" first."""
+        """Return the text of a file's name: lower case, "-" for all but letters, digits, "." and "+", no "nvidia-"
+        first."""
         plain = re.sub(r"[^a-z0-9.+]+", "-", (text or "").lower()).strip("-.")
         return plain.removeprefix("nvidia-")
 
@@ -91,10 +92,10 @@ def accept(
     named = grouped(kept, lambda m: f"{baseline_name(m.environment)}{SUFFIX}")
     if not named:
         reason = left_out[0][1] if left_out else "nothing was measured"
-        raise BadUsage(f"nothing here can be a baseline: {reason}", "records of a run whose points are valid")
+        raise BadUsage(f"nothing here can be a baseline: {reason}", "Pass records of a run whose points are valid.")
     there = [folder / name for name in named if (folder / name).exists()]
     if there and not overwrite:
-        hint = "--replace, or --folder with another folder"
+        hint = "Add --replace, or choose another folder with --folder."
         raise BadUsage(f"{', '.join(map(str, there))} is there already, and would be overwritten", hint)
     try:
         make_folder(folder)
@@ -109,9 +110,9 @@ def accept(
             for name in named:
                 Path(made, name).replace(folder / name)
     except OSError as error:
-        raise BadUsage(f"cannot write to {folder}: {error.strerror}", "--folder with another folder") from None
+        raise BadUsage(f"cannot write to {folder}: {error.strerror}", "Choose another folder with --folder.") from None
     except BadUsage as error:
-        raise BadUsage(error.problem, "--folder with another folder") from None
+        raise BadUsage(error.problem, "Choose another folder with --folder.") from None
     return {folder / name: group for name, group in named.items()}, left_out
 
 
@@ -138,7 +139,7 @@ def baseline(folder: Path, name: str) -> tuple[Path, Contents]:
         return path, chosen(read(path))
     there = kept_archives(folder)
     if (kept := name.removesuffix(SUFFIX)) not in there:
-        hint = f"one of {', '.join(there)}" if there else "slmserve compare RECORDS --save"
+        hint = f"Use one of {', '.join(there)}." if there else "slmserve compare RECORDS --save"
         raise BadUsage(f"there is no baseline {name} in {folder}", hint)
     return there[kept], read(there[kept])
 
@@ -178,7 +179,7 @@ class StoredNoise:
 
 
 def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches = "warm") -> NoiseKey:
-    """The place of a gate. seen: what one of its launches measured, at each load."""
+    """Return the place of a gate. seen: what one of its launches measured, at each load."""
     where, spec = seen[0].environment, seen[0].spec
     loads = tuple(m.load.max_concurrency or 0 for m in seen)
     asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])
@@ -220,7 +221,9 @@ def keep(records: str | Path, kept: StoredNoise) -> None:
         write_file(path, json.dumps(facts, indent=1) + "\n")
     except OSError as error:
         why = f"the calibration cannot be written to {path}: {error.strerror}"
-        raise BadUsage(why, "--slm-resume, which has the pairs, once it can be written") from None
+        raise BadUsage(
+            why, "Make the folder writable, then run again with --slm-resume, which has the pairs."
+        ) from None
 
 
 def _spread_facts(kept: StoredNoise) -> dict[str, dict[str, float | None]]:
@@ -235,12 +238,12 @@ def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
     path = Path(records).with_name(NAME)
     if not path.exists():
         return {}
-    hint = "remove it, and calibrate again: --slm-calibrate"
+    hint = "Remove it, and calibrate again with --slm-calibrate."
     try:
         rows = read_json(path, hint)
         found = [converted(StoredNoise, {"place": row, "calibration": row, **row}) for row in rows]
     except UNUSABLE as error:
-        raise BadUsage(f"{path} is no calibration ({error})", hint) from None
+        raise BadUsage(f"{path} is not a calibration ({error})", hint) from None
     return {kept.place: kept for kept in found}
 
 
@@ -254,27 +257,29 @@ EXAMPLE = (
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
     """Return the waivers of a file: a list of objects that have every field of a waiver as text, and no other. Raises
     BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
-    rows = read_json(path, f"a file of {EXAMPLE}")
+    rows = read_json(path, f"Write a file of this form: {EXAMPLE}.")
     if not isinstance(rows, list):
-        raise BadUsage(f"{path} holds no list of waivers", EXAMPLE)
+        raise BadUsage(f"{path} holds no list of waivers", f"Write a file of this form: {EXAMPLE}.")
     found = []
     for number, row in enumerate(rows, 1):
         place = f"{path}, row {number}"
         if not isinstance(row, dict):
-            raise BadUsage(f"{place} is the {type(row).__name__} {row!r}, not a waiver", EXAMPLE)
+            raise BadUsage(
+                f"{place} is the {type(row).__name__} {row!r}, not a waiver", f"Write a file of this form: {EXAMPLE}."
+            )
         if unknown := sorted(row.keys() - set(WAIVER)):
-            raise BadUsage(f"{place} has the unknown field {unknown[0]!r}", f"one of {', '.join(WAIVER)}")
+            raise BadUsage(f"{place} has the unknown field {unknown[0]!r}", f"Use one of {', '.join(WAIVER)}.")
         if missing := [name for name in WAIVER if name not in row]:
-            raise BadUsage(f"{place} has no {missing[0]}", EXAMPLE)
+            raise BadUsage(f"{place} has no {missing[0]}", f"Write a file of this form: {EXAMPLE}.")
         for name, value in row.items():
             if not isinstance(value, str) or not value.strip():
                 kind = "empty" if isinstance(value, str) else f"the {type(value).__name__} {value!r}"
-                raise BadUsage(f"{place}: {name} is {kind}, not a text", EXAMPLE)
+                raise BadUsage(f"{place}: {name} is {kind}, not a text", f"Write a file of this form: {EXAMPLE}.")
         texts = {name: value.strip() for name, value in row.items()}
         until, day = texts.pop("until"), None
         with suppress(ValueError):
             day = date.fromisoformat(until)
         if day is None or day.isoformat() != until:  # the one form that every Python release reads
-            raise BadUsage(f"{place}: until is {until!r}, not a day", '"until": "2027-01-31"')
+            raise BadUsage(f"{place}: until is {until!r}, not a day", 'Write the date as "until": "2027-01-31".')
         found.append(Waiver(**texts | {"model": short_name(texts["model"])}, until=day))
     return tuple(found)

@@ -63,7 +63,7 @@ class StoredRun:
 
 
 def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: Environment) -> dict[str, Any]:
-    """The line that describes a launch. Of the model it has the sizes that follow from its configuration."""
+    """Return the line that describes a launch. Of the model it has the sizes that follow from its configuration."""
     asked = asdict(spec)
     if model := asked.pop("model_facts"):
         del model["config"]
@@ -72,7 +72,7 @@ def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: 
 
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:
-    """The line of a measurement, whose run is the last entry."""
+    """Return the line of a measurement, whose run is the last entry."""
     m, run, seen = measurement, measurement.run, measurement.run.telemetry
     columns = ((table, column.name) for table in (run.samples, run.steps) for column in fields(table))
     stamps = {_whole(at) for table, name in columns if name.endswith("_s") for at in getattr(table, name)}
@@ -118,14 +118,14 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
 
 
 def _told(**entries: Any) -> dict[str, Any]:
-    """The entries that are not None; of dataclasses their fields."""
+    """Return the entries that are not None; of dataclasses their fields."""
     told = {name: value for name, value in entries.items() if value is not None}
     return {n: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for n, v in told.items()}
 
 
 def clock_gaps(clock: Sequence[int]) -> list[int | str]:
-    """The first stamp, and the gaps between them in base 64: a text of all first digits, one of all second, and so on.
-    Noise is in the last ones only, so they pack better apart."""
+    """Return the first stamp, and the gaps between them in base 64: a text of all first digits, one of all second, and
+    so on. Noise is in the last ones only, so they pack better apart."""
     gaps = [later - earlier for earlier, later in pairwise(clock)]
     places = -(-max(gaps, default=0).bit_length() // 6)
     shifts = range(6 * places - 6, -1, -6)
@@ -155,7 +155,8 @@ def _stored_name(name: str) -> str:
 
 
 def _whole(value: float | None, units: float = PER_S) -> int | None:
-    """A value in whole units, of which one has so many. Raises ValueError for infinity and what is not a number."""
+    """Return a value in whole units, of which one has so many. Raises ValueError for infinity and what is not a
+    number."""
     if value is None:
         return None
     if not math.isfinite(value * units):
@@ -164,7 +165,7 @@ def _whole(value: float | None, units: float = PER_S) -> int | None:
 
 
 def deltas(values: Iterable[int | None]) -> list[int | None]:
-    """Each less the last one that is not None; the first less 0."""
+    """Return each less the last one that is not None; the first less 0."""
     coded: list[int | None] = []
     last = 0
     for value in values:
@@ -177,7 +178,7 @@ def deltas(values: Iterable[int | None]) -> list[int | None]:
 
 
 def engine_from_record(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    """The launch that a line describes. Raises what `converted` does."""
+    """Return the launch that a line describes. Raises what `converted` does."""
     asked, host = {**facts["spec"], "model_facts": facts.get("model")}, facts["environment"]
     return converted(EngineSpec, asked), converted(Resolved, facts["resolved"]), converted(Environment, host)
 
@@ -204,9 +205,9 @@ def measurement_of(
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """A JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Entries that a class has
-    no field for are left out: a later minor release may have added some. Raises ValueError or TypeError, also if a
-    whole number is too large for the arithmetic of fractions."""
+    """Return a JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Entries that a
+    class has no field for are left out: a later minor release may have added some. Raises ValueError or TypeError, also
+    if a whole number is too large for the arithmetic of fractions."""
     import msgspec  # here, for an idle run reads no records
 
     found = msgspec.convert(value, kind, str_keys=True)
@@ -224,7 +225,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def run_of_record(facts: dict[str, Any]) -> Run:
-    """The run of a measurement. Raises what `converted` does, or AttributeError, IndexError."""
+    """Return the run of a measurement. Raises what `converted` does, or AttributeError, IndexError."""
     stored: StoredRun = converted(StoredRun, facts["run"])
     first, *texts = stored.clock_us or [0]
     places = [converted(str, text).encode("ascii").translate(VALUES) for text in texts] or [b""]
@@ -286,7 +287,7 @@ def _columns_of(table: type) -> tuple[StoredColumn, ...]:
 
 
 def _table(cls: type, facts: Mapping[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:
-    """The inverse of `_table_facts`: columns by the name of their field."""
+    """Return the inverse of `_table_facts`: columns by the name of their field."""
     table: dict[str, tuple[Any, ...]] = {}
     first, *_ = columns = _columns_of(cls)
     rows = len(facts[first.stored])
@@ -319,7 +320,6 @@ def _in_units(values: Iterable[int | None], units: float) -> tuple[Any, ...]:
 
 
 def running_sums(differences: Sequence[int | None]) -> list[int | None]:
-    """The inverse of `deltas`."""
     if None not in differences:  # most columns, and a report reads millions of values
         return list(accumulate(differences))
     values: list[int | None] = []

@@ -54,7 +54,7 @@ class Row:
     cells: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """Text of a cell without surrounding spaces; empty if there is no cell."""
+        """Return the text of a cell without surrounding spaces; empty if there is no cell."""
         cell = self.cells.get(name)
         return "" if cell is None else str(cell).strip()
 
@@ -93,9 +93,11 @@ def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
     stem, _, ending = name.rpartition("_")
     unit = ending if ending in SECONDS and not stem.endswith("per") else said
     if unit is None:
-        raise BadUsage(f"the column {name!r} does not end in its unit (_ms or _s)", "--latency-unit ms or s")
+        raise BadUsage(
+            f"the column {name!r} does not end in its unit (_ms or _s)", "Pass --latency-unit ms or --latency-unit s."
+        )
     if said and said != unit:
-        raise BadUsage(f"the column {name!r} ends in its unit, which is not {said}", "no --latency-unit")
+        raise BadUsage(f"the column {name!r} ends in its unit, which is not {said}", "Remove --latency-unit.")
     points = []
     for load, group in sorted(grouped(rows, lambda row: knob_of(row, columns.knob)).items()):
         rates = tuple(number_in(row, columns.throughput) for row in group)
@@ -107,7 +109,7 @@ def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
         running = fmean(number_in(row, columns.running) for row in group) if columns.running else None
         lost = 0.0
         if columns.preemptions:
-            why_not = "is no number of preemptions"
+            why_not = "is not a number of preemptions"
             lost = math.fsum(number_in(row, columns.preemptions, 0, LARGEST, why_not) for row in group)
         facts: dict[str, Any] = {"left_out": len(group), "problems": (f"{lost:g} preemptions",)}
         if not lost:
@@ -149,9 +151,9 @@ def number_in(
     value, shown = number_of(cell := row.cells.get(column)), repr(cell)
     said = f"{row.place}: {column} is {shown if len(shown) <= 40 else f'{shown[:37]}...'}, which"
     if value is None or not math.isfinite(value):
-        raise BadUsage(f"{said} is no number", "--where to leave such rows out")
+        raise BadUsage(f"{said} is not a number", "Exclude such rows with --where.")
     if not low <= value <= high or (whole and not value.is_integer()):
-        raise BadUsage(f"{said} {why_not}", "another column")
+        raise BadUsage(f"{said} {why_not}", "Choose another column.")
     return value
 
 
@@ -180,11 +182,11 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
     if left:
         return left
     if not conditions:
-        raise BadUsage("there are no rows", "a file with results in it")
-    tried, hint = " ".join(f"--where {text}" for text in conditions), "fewer conditions"
+        raise BadUsage("there are no rows", "Pass a file that has results in it.")
+    tried, hint = " ".join(f"--where {text}" for text in conditions), "Use fewer conditions."
     if unmet := [name for name, wanted in pairs if not any(meets(row, name, wanted) for row in rows)]:
         seen = dict.fromkeys(str(row.cells.get(unmet[0])) for row in rows)
-        hint = f"{unmet[0]} is {', '.join(list(seen)[:12])}"
+        hint = f"Choose a value that {unmet[0]} has: {', '.join(list(seen)[:12])}."
     raise BadUsage(f"no row is left after {tried}", hint)
 
 
@@ -202,11 +204,14 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
     by_empty = grouped(rows, lambda row: next((name for name in columns.names if is_empty(row, name)), ""))
     left = by_empty.pop("", [])
     if not left:
-        empty, hint = next(iter(by_empty)), "another column"
+        empty, hint = next(iter(by_empty)), "Choose another column."
         if empty == "max_concurrency":
-            hint = "`vllm bench serve --max-concurrency N`, once for each N"
+            hint = "Run `vllm bench serve --max-concurrency N` once for each N."
         raise BadUsage(f"the column {empty!r} has no value in any result", hint)
-    notes = [f"left out, without a value of {name}: {some([r.place for r in each])}" for name, each in by_empty.items()]
+    notes = [
+        f"skipped, because they have no value of {name}: {some([r.place for r in each])}"
+        for name, each in by_empty.items()
+    ]
     of_vllm = (row for row in left if "completed" in row.cells)
     if failed := [row.place for row in of_vllm if (number_of(row.text("failed")) or 0) > 0]:
         notes.append(f"requests failed, so the load was less than it says: {some(failed)}")
@@ -257,7 +262,7 @@ def check_columns(rows: Sequence[Row], names: Sequence[str]) -> None:
     there = dict.fromkeys(n for row in rows for n, cell in row.cells.items() if not isinstance(cell, (list, dict)))
     for name in names:
         if rows and name not in there:
-            raise BadUsage(f"there is no column {name!r}", f"one of {', '.join(there)}")
+            raise BadUsage(f"there is no column {name!r}", f"Use one of {', '.join(there)}.")
 
 
 def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
@@ -282,13 +287,13 @@ def read_results(path: Path) -> list[Row]:
     try:
         raw = content(path, LARGEST_FILE)
         if raw.startswith((FIRST, *(magic for _, magic in PACKINGS.values()))):
-            hint = f"slmserve report {shlex.quote(str(path))}, or the same without --knob, --throughput and --latency"
-            raise BadUsage(f"{path} is an archive of pytest-slmserve", hint)
+            hint = f"Run slmserve report {shlex.quote(str(path))}, without --knob, --throughput and --latency."
+            raise BadUsage(f"{path} is a results file of pytest-slmserve", hint)
         text = raw.decode("utf-8-sig")
     except OSError as error:
-        raise BadUsage(f"cannot read {path}: {error.strerror}", "the CSV or JSON file of the results") from None
+        raise BadUsage(f"cannot read {path}: {error.strerror}", "Pass the CSV or JSON file with the results.") from None
     except UnicodeDecodeError:
-        raise BadUsage(f"{path} is no text in UTF-8", "a CSV or JSON file") from None
+        raise BadUsage(f"{path} is no text in UTF-8", "Pass a CSV or JSON file in UTF-8.") from None
     is_json = text.lstrip()[:1] in ("{", "[")
     rows = (_json_rows if is_json else _csv_rows)(text, printable(path.name, layout=""))
     return [Row(row.place, printable_value(row.cells, layout="")) for row in rows]
@@ -304,10 +309,12 @@ def _json_rows(text: str, name: str) -> Iterator[Row]:
             found, at = json_at(text, at)
         except ValueError:
             line = text.count("\n", 0, at) + 1
-            raise BadUsage(f"{name}: no JSON in what begins at line {line}", "a whole file") from None
+            raise BadUsage(f"{name}: no JSON in what begins at line {line}", "Pass a complete file.") from None
         for value, number in zip(found if isinstance(found, list) else [found], numbers):
             if not isinstance(value, dict):
-                raise BadUsage(f"{name}: result {number} is no JSON object", "the files that `vllm bench serve` saves")
+                raise BadUsage(
+                    f"{name}: result {number} is not a JSON object", "Pass the files that `vllm bench serve` saves."
+                )
             place = f"{name}: result {number}"
             known = [Row(f"{place}.{part}", cells) for part, cells in enumerate(rows_of_tool(value), 1)]
             yield from known or [Row(place, value)]
@@ -321,15 +328,15 @@ def _csv_rows(text: str, name: str) -> Iterator[Row]:
     try:
         header = [cell.strip() for cell in next(reader)]
         if twice := {cell for cell in header if cell and header.count(cell) > 1}:
-            raise BadUsage(f"{name}: several columns are called {min(twice)!r}", "a name of its own for each column")
+            raise BadUsage(f"{name}: several columns are called {min(twice)!r}", "Give each column its own name.")
         for cells in reader:
             if len(cells) not in (0, len(header)):
                 seen = f"{name}: line {reader.line_num} has {len(cells)} fields, the header has {len(header)}"
-                raise BadUsage(seen, "a whole CSV file with a header")
+                raise BadUsage(seen, "Pass a complete CSV file with a header.")
             if cells:
                 yield Row(f"{name}: line {reader.line_num}", dict(zip(header, cells, strict=True)))
     except csv.Error as error:
-        raise BadUsage(f"{name}: no CSV in line {reader.line_num}: {error}", "a CSV or JSON file") from None
+        raise BadUsage(f"{name}: no CSV in line {reader.line_num}: {error}", "Pass a CSV or JSON file.") from None
 
 
 PERCENTILES = (50, 90, 95, 99)
@@ -395,7 +402,7 @@ def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float
 
 
 FORMAT = "vllm-bench"
-EXAMPLE = f"{FORMAT}=results/, for a file of each, or {FORMAT}=results.json"
+EXAMPLE = f"{FORMAT}=results/ for one file per result, or {FORMAT}=results.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,12 +428,12 @@ class Export:
                 name = f"{measurement.spec.interface}-{users}-{model}-{at}-{measurement.id}.json"
                 write_file(self.path / name, f"{result}\n")
         except OSError as error:
-            raise BadUsage(f"cannot write {self.path}: {error.strerror}", EXAMPLE) from None
+            raise BadUsage(f"cannot write {self.path}: {error.strerror}", f"Write {EXAMPLE}.") from None
 
 
 def export_to(text: str, slo: Slo | None = None) -> Export:
-    """The export that an option's text names: `vllm-bench=PATH`. Raises BadUsage for any other text."""
+    """Return the export that an option's text names: `vllm-bench=PATH`. Raises BadUsage for any other text."""
     name, _, path = text.partition("=")
     if name != FORMAT or not path:
-        raise BadUsage(f"{text!r} is no export", EXAMPLE)
+        raise BadUsage(f"{text!r} is not an export", f"Write {EXAMPLE}.")
     return Export(Path(path), slo)

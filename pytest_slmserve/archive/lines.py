@@ -27,7 +27,7 @@ SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
 # Packed archives by their suffix: the name of the packing, and how each piece begins.
 PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
 BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
-HINT = "the file that --slm-records named"
+HINT = "Pass the results file that --slm-records named (default: .slm/records.jsonl)."
 LONGEST_LINE = 1 << 28  # bytes: a million requests are some 20 million
 HELD = 1 << 24  # bytes of a piece that wait for its end
 _CHUNK = 1 << 12  # bytes that are read at once: a piece is about as large
@@ -42,12 +42,13 @@ def line_of(facts: Mapping[str, Any]) -> bytes:
 
 
 def sealed(body: bytes) -> bytes:
-    """A JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
+    """Return a JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
     return b'%b,"crc32":"%08x"}' % (body[:-1], zlib.crc32(body))
 
 
 def unsealed(line: bytes) -> bytes:
-    """The JSON object of a line without its checksum. Raises ValueError if that is missing or of something else."""
+    """Return the JSON object of a line without its checksum. Raises ValueError if that is missing or of something
+    else."""
     seal = SEAL.search(line)
     if seal is None:
         facts_of(line)["kind"]  # of a line that is none of ours there is more to say
@@ -59,7 +60,7 @@ def unsealed(line: bytes) -> bytes:
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
-    """The object that a line holds, without its checksum; an empty line has no kind. Raises ValueError."""
+    """Return the object that a line holds, without its checksum; an empty line has no kind. Raises ValueError."""
     if not line.strip():
         return {"kind": None}
     import msgspec  # here, for an idle run reads no records
@@ -93,13 +94,13 @@ class ArchiveLines:
         except OSError as error:
             raise unreadable(self.path, error) from None
         except MemoryError:
-            raise BadArchive(f"{self.path} needs more memory than an archive may take", HINT) from None
+            raise BadArchive(f"{self.path} needs more memory than a results file may take", HINT) from None
         if not self.count and not FIRST.startswith(self._begins):
             raise not_an_archive(self.path)
 
     def _of(self, text: io.BufferedIOBase | BinaryIO, *, packed: bool = False) -> Iterator[bytes]:
-        """The whole lines of a text; of a packed piece the last one too if it has no end. Raises MemoryError for a line
-        that is too long."""
+        """Yield the whole lines of a text; of a packed piece the last one too if it has no end. Raises MemoryError for
+        a line that is too long."""
         while line := text.readline(LONGEST_LINE):
             self._begins = self._begins or line[: len(FIRST)]
             if not line.endswith(b"\n"):
@@ -112,11 +113,11 @@ class ArchiveLines:
             yield line.removesuffix(b"\n")
 
     def _of_pieces(self) -> Iterator[bytes | None]:
-        """The lines of all pieces, with a None where some could not be read."""
+        """Yield the lines of all pieces, with a None where some could not be read."""
         name, magic = PACKINGS[self.path.suffix]
         if not magic.startswith(self._file.read(len(magic))):
             wrong = f"{self.path} ends in {self.path.suffix} but is not {name}"
-            raise BadArchive(wrong, f"a name without {self.path.suffix}, or the file as it was written")
+            raise BadArchive(wrong, f"Remove {self.path.suffix} from its name, or pass the file as it was written.")
         start = 0
         while 0 <= start < self.size:
             piece, held, waiting = _Piece(self.path.suffix, self._file, start), list[bytes | None](), 0
@@ -189,12 +190,14 @@ def archives_in(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
     except OSError as error:
         raise unreadable(path, error) from None
     if is_page and not found:
-        raise BadArchive(f"{path} is a page without records", "a page that slmserve wrote, or an archive")
+        raise BadArchive(
+            f"{path} is a page without records", "Pass an HTML report that slmserve wrote, or a results file."
+        )
     for name, data in found:
         try:
             inside, raw = path / Path(html.unescape(name.decode())).name, b64decode(data)
         except ValueError:
-            raise BadArchive(f"the records in {path} are damaged", "the page as it was written") from None
+            raise BadArchive(f"the records in {path} are damaged", "Pass the HTML report as it was written.") from None
         yield inside, io.BytesIO(raw)
 
 
@@ -203,5 +206,5 @@ def unreadable(path: Path, error: OSError) -> BadArchive:
 
 
 def not_an_archive(path: Path, *why: str) -> BadArchive:
-    hint = f"{HINT}; for results of another tool: --knob, --throughput and --latency NAME"
-    return BadArchive(": ".join([f"{path} is not an archive of pytest-slmserve", *why]), hint)
+    hint = f"{HINT} For results of another tool add --knob, --throughput, and --latency NAME."
+    return BadArchive(": ".join([f"{path} is not a results file of pytest-slmserve", *why]), hint)

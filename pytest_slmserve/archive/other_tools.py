@@ -90,7 +90,8 @@ FORMATS = (
 
 
 def found_at(value: Any, path: str) -> Any:
-    """The value at a path of names with dots between; of a list on the way its first entry. None if it is not there."""
+    """Return the value at a path of names with dots between; of a list on the way its first entry. None if it is not
+    there."""
     for name in path.split("."):
         while isinstance(value, list):
             value = value[0] if value else None

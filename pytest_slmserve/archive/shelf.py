@@ -96,7 +96,7 @@ class Shelf:
             return zlib.decompress(self._file.read(size))
         except (OSError, zlib.error) as error:
             why = f"a temporary file with what this process has measured or read cannot be read again: {error}"
-            raise BadArchive(why, "slmserve report on the archive") from None
+            raise BadArchive(why, "Run slmserve report on the results file.") from None
 
 
 SHELF = Shelf()  # one for a process, because its memory is one

@@ -75,7 +75,7 @@ def make_folder(folder: Path) -> None:
 # only if an older release would misread what is written.
 FORMAT = 3
 
-ANOTHER = "--slm-records with another path"
+ANOTHER = "Choose another path with --slm-records."
 
 BULK = b'{"kind":"measurement"'
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
@@ -158,7 +158,10 @@ class Archive(AbstractContextManager["Archive"]):
             _cannot_write(path, error)
         try:
             if not try_lock(file):
-                raise BadUsage(f"another run is writing to {path}", f"wait until it ends, or {ANOTHER}")
+                raise BadUsage(
+                    f"another run is writing to {path}",
+                    "Wait until it ends, or choose another path with --slm-records.",
+                )
             with open(path, "rb", opener=regular) as stored:
                 lines = ArchiveLines(path, stored)
                 # Raises if the file is not ours, or of a newer format.
@@ -207,7 +210,7 @@ class Archive(AbstractContextManager["Archive"]):
             [(read, _)] = found.measured
         except _DAMAGE as error:
             why = f"a measurement is not written, for no reader would take it: it {_what(error)}"
-            raise BadArchive(why, "an issue with this sentence: that is a bug") from None
+            raise BadArchive(why, "Report this message as a bug.") from None
         try:
             if self._session is None:
                 self.begin({}, {})
@@ -325,7 +328,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
         damaged = seen.told_damage()
         if damaged and not skip_damaged:
             more = f" (and {seen.damaged_lines - 1} more)" if seen.damaged_lines > 1 else ""
-            raise BadArchive(f"{name}: {damaged[0]}{more}", "--skip-damaged, to go on without what is damaged")
+            raise BadArchive(f"{name}: {damaged[0]}{more}", "Add --skip-damaged to continue without the damaged lines.")
         notes = [f"{name}: skipped: {what}" for what in damaged]
         if not lines.size:
             notes.append(f"{name} is empty")
@@ -336,7 +339,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
 
 
 def embedded(path: Path) -> list[tuple[str, str]]:
-    """The archive at a path, or those inside a page, as a page holds them: its file name, whose suffix tells the
+    """Return the archive at a path, or those inside a page, as a page holds them: its file name, whose suffix tells the
     packing, and its bytes in base64. Of an archive that is not packed the whole lines are kept. Raises BadArchive if it
     cannot be read."""
     found = []
@@ -415,7 +418,7 @@ def scanned(
                 problem = f"{path} was written by a newer release (format {other}; this one reads format {FORMAT})"
                 raise BadArchive(problem, "pip install --upgrade pytest-slmserve")
             problem = f"{path} has format {other}, and this release reads format {FORMAT}"
-            raise BadArchive(problem, f"python studies/migrate.py {path} NEW.jsonl, in a checkout of pytest-slmserve")
+            raise BadArchive(problem, f"Run python studies/migrate.py {path} NEW.jsonl in a clone of pytest-slmserve.")
         yield line, facts
     if number and not (found.sessions or found.engines or found.measured):
         raise not_an_archive(path, *found.damaged[:1])
@@ -528,7 +531,7 @@ LEFT_OUT = (
     "pools them"
 )
 POOLED = (
-    "several runs measured the same cases and are pooled: this older archive does not tell which resumed; "
+    "several runs measured the same cases and are pooled: this older results file does not say which resumed; "
     "`report --list` names them, --run ID separates"
 )
 
@@ -576,20 +579,22 @@ def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
-    """The run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not one."""
+    """Return the run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not
+    one."""
     if name == "last":
         return next((run for run in reversed(runs) if run.measurements or run.header.resumes), runs[-1])
     found = [run for run in runs if run.header.id.startswith(name)]
     if len(found) != 1:
         problem = f"--run {name}: {len(found)} runs have ids that begin so" if found else f"there is no run {name}"
-        hint = f"one of {', '.join(run.header.id for run in runs)}" if runs else "an archive with runs"
+        hint = f"Use one of {', '.join(run.header.id for run in runs)}." if runs else "Pass a results file with runs."
         raise BadUsage(problem, hint)
     return found[0]
 
 
 def _last_of_each_case(runs: Sequence[RecordedRun]) -> tuple[list[Measurement], list[str]]:
-    """The measurements of each case in the last group of runs that measured it, and notes for the reader. A gate is a
-    case of its own. A run that resumes is in one group with all runs before it, and so are neighbours without ids."""
+    """Return the measurements of each case in the last group of runs that measured it, and notes for the reader. A
+    gate is a case of its own. A run that resumes is in one group with all runs before it, and so are neighbours
+    without ids."""
     groups: list[list[RecordedRun]] = []
     for run in runs:
         if run.header.resumes:
@@ -614,4 +619,4 @@ def _moment(text: str) -> datetime:
     try:
         return moment(text)
     except ValueError:
-        raise BadUsage(f"{text!r} is no date", "--since 2026-01-31, or 2026-01-31T12:00") from None
+        raise BadUsage(f"{text!r} is not a date", "--since 2026-01-31, or --since 2026-01-31T12:00") from None

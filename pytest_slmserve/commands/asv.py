@@ -51,7 +51,7 @@ from pytest_slmserve.schema.specs import load_facts, short_hash
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
 INIT_STATUS = f"{PASSES} the folder is ready; {USAGE} its list of releases is not usable, or git is missing."
 PUBLISH_STATUS = f"{PASSES} the page is there; {USAGE} asv is missing or cannot make it, or wrong usage."
-HINT = "--into with another folder"
+HINT = "Choose another folder with --into."
 
 
 def add_asv(commands: Commands) -> None:
@@ -60,7 +60,7 @@ def add_asv(commands: Commands) -> None:
     actions = command.add_subparsers(dest="action", metavar="ACTION", required=True)
     words = "make a folder for asv, or bring it up to date: its configuration and the releases of vLLM"
     init_ = add_command(actions, "init", INIT_STATUS, init_asv, words)
-    words = "write results for asv, beside those that other archives gave"
+    words = "write results for asv, next to those of other results files"
     convert_ = add_command(actions, "convert", STATUS, convert_to_asv, words)
     add_archives(convert_, "RECORDS")
     words = "make asv's page of all results, with its scripts beside it, and name the releases where a cost changes"
@@ -68,7 +68,7 @@ def add_asv(commands: Commands) -> None:
     for each in (init_, convert_, publish_):
         folder = "folder of asv, with the releases and results/ (default: benchmarks/asv)"
         each.add_argument("--into", metavar="FOLDER", type=Path, default=Path("benchmarks/asv"), help=folder)
-    name = "name of the machine that was measured on (default: that of its GPU, or CPU)"
+    name = "name of the measured machine (default: the name of its GPU or CPU)"
     convert_.add_argument("--machine", metavar="NAME", help=name)
 
 
@@ -89,7 +89,9 @@ def init_asv(given: argparse.Namespace) -> int:
             write_file(folder / name, text)
             say(f"written: {folder / name}")
     except (ValueError, TypeError) as error:
-        raise BadUsage(f"{listed}: {error}", 'rows such as ["0.26.0", "2026-07-25"], new ones at the end') from None
+        raise BadUsage(
+            f"{listed}: {error}", 'Write rows such as ["0.26.0", "2026-07-25"], and append new ones at the end.'
+        ) from None
     except subprocess.CalledProcessError as error:
         raise BadUsage(f"git cannot make {repository}: {error.stderr.strip()}", HINT) from None
     except OSError as error:
@@ -105,25 +107,27 @@ def convert_to_asv(given: argparse.Namespace) -> int:
     contents = read_all(given)
     found = steady_measurements(contents.measurements)
     if not found:
-        raise BadUsage("there is no valid measurement of a sweep of one engine", "records of --slm-gpu or --slm-cpu")
+        raise BadUsage(
+            "there is no valid measurement of a sweep of one engine", "Pass records of --slm-gpu or --slm-cpu."
+        )
     name = given.machine  # it becomes the name of a folder
     if name is not None and (name != Path(name).name or name in ("", "..")):
-        raise BadUsage(f"--machine {name!r} is no name of a folder", "--machine gpu-runner-1")
+        raise BadUsage(f"--machine {name!r} is not a name of a folder", "--machine gpu-runner-1")
     measured, form = values(found, name), "--format=%(refname:strip=2) %(objectname) %(authordate:unix)"
     try:
         tags = git(given.into / REPOSITORY, "for-each-ref", form, "refs/tags/v*")
     except (OSError, subprocess.CalledProcessError):
-        hint = f"slmserve asv init --into {given.into}, or --into with another folder"
+        hint = f"Run slmserve asv init --into {given.into}, or choose another folder with --into."
         raise BadUsage(f"{given.into} has no repository of releases", hint) from None
     tagged = (line.split() for line in tags.splitlines())
     commits: dict[str, Commit] = {tag.removeprefix("v"): (commit, int(at)) for tag, commit, at in tagged}
     for release in (place.release for place in measured if place.release not in commits):
-        row = f'a row ["{release}", "YYYY-MM-DD"] at the end of {given.into / RELEASES}'
-        hint = f"{row}, then slmserve asv init --into {given.into}"
+        row = f'Append the row ["{release}", "YYYY-MM-DD"] to {given.into / RELEASES}'
+        hint = f"{row}, then run slmserve asv init --into {given.into}."
         raise BadUsage(f"vLLM {release} is not in the repository of releases", hint)
     notes, folder = list(contents.notes), given.into / "results"
     if invalid := sum(concurrency_of(m) is not None for m in contents.measurements) - len(found):
-        notes.append(f"left out: {counted(invalid, 'measurement')}, invalid")
+        notes.append(f"skipped: {counted(invalid, 'measurement')}, invalid")
     files: dict[Path, File] = {}  # to be written
     for place, alike in grouped(found, lambda m: _place(m, name)).items():
         if (hosts := len(hosts_of(alike))) > 1:
@@ -327,7 +331,10 @@ def values(found: Sequence[Measurement], machine: str | None = None) -> dict[Ben
     kinds of machines, or a record is of no release."""
     kinds = {kind(m.environment) for m in found}
     if machine is not None and len(kinds) > 1:
-        raise BadUsage(f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}", "one machine at a time")
+        raise BadUsage(
+            f"{machine} cannot be the name of {' and of '.join(sorted(kinds))}",
+            "Pass the records of one machine at a time.",
+        )
     made: dict[BenchmarkHost, Rows] = {}
     for place, group in grouped(found, lambda m: _place(m, machine)).items():
         rows = made[place] = {}
@@ -355,14 +362,12 @@ def _value(launches: Mapping[str, Sequence[float]], latest: str, degraded: bool 
         at = moment(latest)
     except ValueError:
         raise BadUsage(
-            f"a record was measured at {latest!r}, which is no date", "the archive as it was written"
+            f"a record was measured at {latest!r}, which is not a date", "Pass the results file as it was written."
         ) from None
     return Value(samples, round(1000 * at.timestamp()), degraded)
 
 
 def _benchmark(m: Measurement) -> tuple[str, str, int]:
-    """Return the group of benchmarks, the model and the concurrency. Values of different requests are no history of
-    each other."""
     requested, starts = m.workload.spec, load_facts(m.load).get("ramp_up", "")
     natural = requested.prompt_tokens is None
     lengths = "natural" if natural else f"{requested.prompt_tokens}-{requested.output_tokens}"
@@ -374,7 +379,7 @@ def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
     covers the settings that the words leave out."""
     where, spec, limit = m.environment, m.spec, device_figures(m.run).power_limit_w
     if where.vllm is None:
-        raise BadUsage("a record names no release of vLLM, as of a simulated engine", "records of real engines")
+        raise BadUsage("a record names no release of vLLM, as of a simulated engine", "Pass records of real engines.")
     absent = UNKNOWN if where.gpu_name else "none"
     settings = short_hash({name: value for name, value in spec.facts.items() if name not in NO_SETTINGS})
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
@@ -536,7 +541,7 @@ def releases_in(text: str | bytes) -> list[Release]:
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:
-    """Return the output of git. The user's settings and a hook's variables are left out: both would change hashes, or
+    """Return the output of git. The user's settings and a hook's variables are skipped: both would change hashes, or
     the repository meant."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}

@@ -22,7 +22,7 @@ from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json
 
 STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
-    f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: the same command goes on."
+    f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: run the same command again to continue."
 )
 NOTHING_SAID = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
 
@@ -44,13 +44,17 @@ def add_bisect(commands: cli.Commands) -> None:
     command.add_argument("--bad", metavar="RELEASE", required=True, help="a later release that is slow")
     rows = "JSON list of releases, in order: release, and optionally python, env, engine_arg (default: those of PyPI)"
     command.add_argument("--releases", metavar="FILE", type=Path, help=rows)
-    where = "interpreter of each, with {release} in it (default: a new environment with that vLLM, in the folder)"
+    where = (
+        "path of the Python interpreter of each release, with {release} in it (default: install that vLLM in "
+        "the folder)"
+    )
     command.add_argument("--python", metavar="PATTERN", default="", help=where)
-    folder = "for the archives, by which it goes on (default: .slm/bisect)"
+    folder = "folder of the results files, from which an interrupted bisection continues (default: .slm/bisect)"
     command.add_argument("--folder", metavar="PATH", type=Path, default=Path(".slm/bisect"), help=folder)
     cli.add_formats(command)
     options = (
-        "needed, after --: options for pytest, for example -- --slm-gpu --slm-models opt-1.3b, and tests of your own"
+        "required, after --: options for pytest, for example -- --slm-gpu --slm-models opt-1.3b, and paths "
+        "of your tests"
     )
     command.add_argument("pytest", metavar="OPTION", nargs="*", help=options)
 
@@ -95,22 +99,25 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
     words += [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
     words += plan.with_tests(given.pytest)
-    status, told, _ = plan.run_pytest(words, log, "--folder with another folder")
+    status, told, _ = plan.run_pytest(words, log, "Choose another folder with --folder.")
     gates = report.gates_of([(records, read(records))])[0] if records.exists() else []
     if gates and status not in NOTHING_SAID:
         return gates, ""
     note = f"pytest ended with {status}: {told}"
     if candidate.release == given.bad:
-        raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"see {log}")
+        raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"Read {log}.")
     return gates, note
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
-    """Releases from the good one to the slow one, of the file, else the final ones that pip finds. Raises BadUsage if
-    one is missing, if they stand the other way, and if the file or the index holds no releases."""
+    """Return releases from the good one to the slow one, of the file, else the final ones that pip finds. Raises
+    BadUsage if one is missing, if they stand the other way, and if the file or the index holds no releases."""
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
-            raise BadUsage("the simulated engine is of no release of vLLM", "--slm-gpu, or --releases FILE")
+            raise BadUsage(
+                "the simulated engine is of no release of vLLM",
+                "Run with --slm-gpu, or name simulated releases with --releases FILE.",
+            )
         if not plan.has_mode(given.pytest):
             why = "no option says on which engine to gate, and every release would be installed first"
             raise BadUsage(why, f"slmserve bisect --good {given.good} --bad {given.bad} -- --slm-gpu")
@@ -123,16 +130,16 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
         final.sort(key=lambda name: tuple(map(int, name.split("."))))
         releases = [Release(name, given.python.format(release=name)) for name in final]
     else:
-        hint = '[{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...]'
+        hint = 'Write a list such as [{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...].'
         rows = read_json(given.releases, hint)
         try:
             releases = [Release(**({"python": given.python.format(release=row["release"])} | row)) for row in rows]
         except UNUSABLE as error:
-            why = f"{given.releases} is no list of releases ({type(error).__name__}: {error})"
+            why = f"{given.releases} is not a list of releases ({type(error).__name__}: {error})"
             raise BadUsage(why, hint) from None
     names = [each.release for each in releases]
     if missing := [name for name in (given.good, given.bad) if name not in names]:
-        raise BadUsage(f"{missing[0]} is none of the releases", f"one of {', '.join(names[-12:])}")
+        raise BadUsage(f"{missing[0]} is none of the releases", f"Use one of {', '.join(names[-12:])}.")
     first, last = names.index(given.good), names.index(given.bad)
     if first >= last or len(set(names)) < len(names):
         raise BadUsage(f"{given.bad} does not come after {given.good}", f"--good {given.bad} --bad {given.good}")
@@ -140,11 +147,11 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
 
 
 def side_options(given: argparse.Namespace, release: Release, side: str) -> list[str]:
-    """Options of pytest for one side of a gate. If no interpreter is named, pip makes one, else BadUsage is raised if
-    it is not there."""
+    """Return the options of pytest for one side of a gate. If no interpreter is named, pip makes one, else BadUsage is
+    raised if it is not there."""
     python = release.python
     if python and not Path(python).exists():
-        raise BadUsage(f"there is no interpreter {python}", "--python with {release} in its path")
+        raise BadUsage(f"there is no interpreter {python}", "Pass --python with {release} in its path.")
     if not python and given.releases is None:
         place = given.folder / release.release / "venv"
         python = str(place.absolute() / "bin" / "python")

@@ -20,24 +20,25 @@ COMMANDS = {  # by what a user wants: each is added by the function add_NAME of 
         "doctor": "check whether this host can produce reliable measurements",
         "plan": "print what a run would measure, in which order and for how long",
     },
-    "measure": {"measure": "measure loads on a server that runs"},
+    "measure": {"measure": "measure a server that already runs"},
     "read": {
-        "report": "print tables and verdicts of archives or external results, draw pictures, or merge archives",
-        "compare": "compare runs with a baseline; save, list and show stored baselines",
-        "asv": "follow releases of vLLM on a page of asv (airspeed velocity)",
+        "report": "print tables and verdicts of results files, draw charts, or merge results files",
+        "compare": "compare runs with a baseline; save, list and show baselines",
+        "asv": "publish the history of vLLM releases with asv (airspeed velocity)",
     },
     "decide": {
-        "advise": "advise the batch, the memory and the number of engines to serve with",
-        "predict": "predict throughput on a GPU that is not here, from sweeps on another",
-        "bisect": "find the first slow release of vLLM between two, by gates",
-        "pairs": "tell whether a candidate is slower, from pairs of measurements of any tool",
+        "advise": "recommend batch size, memory and number of engines for serving",
+        "predict": "predict throughput on another GPU from sweeps on this one",
+        "bisect": "find the first slow vLLM release between two releases with gates",
+        "pairs": "decide whether a candidate is slower, from pairs of measurements of any tool",
     },
 }
 SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in group.items()}
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """The end of the error about a word that is none of these: the nearest of them, or the first that begins so."""
+    """Return the end of the error about a word that is none of these: the nearest of them, or the first that begins
+    so."""
     near = [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
     return f", did you mean {near[0]}?" if near else ""
 
@@ -82,18 +83,18 @@ def add_command(
 
 
 def add_archives(
-    command: Parser, metavar: str, files: str = "an archive that --slm-records wrote", number: str = "+"
+    command: Parser, metavar: str, files: str = "a results file that --slm-records wrote", number: str = "+"
 ) -> None:
-    """number: how many have to be named, as argparse has it."""
+    """Add the results files as arguments. number: how many have to be named, as argparse has it."""
     command.add_argument("paths", metavar=metavar, nargs=number, type=Path, help=files)
-    command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
-    run = "ID, last or all: a run as `report --list` names it (default: of each case the last run that measured it)"
+    command.add_argument("--skip-damaged", action="store_true", help="skip damaged lines, and name them")
+    run = "ID, last or all: a run as `report --list` names it (default: the last run that measured each configuration)"
     command.add_argument("--run", metavar="ID", default="", help=run)
     add_since(command)
 
 
 def add_since(command: Parser) -> None:
-    since = "only what was measured from then on: 2026-01-31, or 2026-01-31T12:00 (UTC)"
+    since = "use only measurements since this date: 2026-01-31, or 2026-01-31T12:00 (UTC)"
     command.add_argument("--since", metavar="DATE", default="", help=since)
 
 

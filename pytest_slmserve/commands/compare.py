@@ -27,7 +27,7 @@ from pytest_slmserve.schema.specs import GIB
 
 STATUS = (
     f"{cli.PASSES} no metric is worse; {cli.FAILS} one is; {cli.INCONCLUSIVE} none is for certain but one is "
-    f"inconclusive, or nothing could be compared; {cli.USAGE} wrong usage or an archive that cannot be read."
+    f"inconclusive, or nothing could be compared; {cli.USAGE} wrong usage or an unreadable results file."
 )
 # What of the environment is shown, by the line it stands in.
 LINES = {
@@ -39,26 +39,26 @@ LINES = {
 
 def add_compare(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "compare", STATUS, run_compare)
-    archives = "an archive, or the name of a stored baseline: the baseline, then candidates; of one alone its runs"
+    archives = "results files or names of saved baselines: first the baseline, then candidates; with one file, its runs"
     command.add_argument("paths", metavar="RECORDS", nargs="*", type=Path, help=archives)
-    run = "a run of one archive, as `report --list` names it; the baseline first, then each candidate"
+    run = "a run of one results file, as `slmserve report --list` names it: first the baseline, then each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
     cli.add_since(command)
     tolerance = f"smallest change that matters (default: {TOLERANCE:g}, which is {100 * TOLERANCE:g} %%)"
     command.add_argument("--tolerance", metavar="SHARE", type=cli.typed(percentage), default=TOLERANCE, help=tolerance)
-    metric = "compare this metric alone, by its name in the JSON: output_tokens_per_s; may be given again"
+    metric = "compare only this metric, by its JSON name, for example output_tokens_per_s; can be given several times"
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)
-    command.add_argument("--skip-damaged", action="store_true", help="leave out damaged lines, and say which")
+    command.add_argument("--skip-damaged", action="store_true", help="skip damaged lines, and name them")
     cli.add_formats(command, "each metric of each case")
     cli.add_html(command)
     stored = command.add_argument_group("stored baselines, each of one device and release of vLLM")
     action = stored.add_mutually_exclusive_group()
-    kept = "only keep the valid measurements of the archives as baselines for later comparisons"
+    kept = "save the valid measurements of the results files as baselines, and stop"
     action.add_argument("--save", action="store_true", help=kept)
-    action.add_argument("--list", action="store_true", help="only name the baselines that are kept")
-    action.add_argument("--show", metavar="NAME", help="only print what one baseline holds")
+    action.add_argument("--list", action="store_true", help="list the saved baselines, and stop")
+    action.add_argument("--show", metavar="NAME", help="print one saved baseline, and stop")
     stored.add_argument("--replace", action="store_true", help="with --save: overwrite a baseline of the same name")
-    where = f"where baselines are kept (default: {baselines.FOLDER})"
+    where = f"folder of the saved baselines (default: {baselines.FOLDER})"
     stored.add_argument("--folder", metavar="FOLDER", type=Path, default=baselines.FOLDER, help=where)
 
 
@@ -75,7 +75,7 @@ def run_compare(given: argparse.Namespace) -> int:
     if given.save:
         return save_baselines(given)
     if unknown := [name for name in given.metric if name not in METRICS]:
-        raise BadUsage(f"--metric {unknown[0]} is not compared", f"one of {', '.join(METRICS)}")
+        raise BadUsage(f"--metric {unknown[0]} is not compared", f"Use one of {', '.join(METRICS)}.")
     baseline, *candidates = sides_of(given)
     found = [
         (baseline, each, compare(baseline.measurements, each.measurements, given.tolerance, given.metric or METRICS))
@@ -105,8 +105,8 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
     archives = [store.read(path, skip_damaged=given.skip_damaged) for path in paths]
     if len(archives) > 1:
         if given.run not in ([], ["all"]):
-            problem = "--run chooses among the runs of one archive, and there are several"
-            raise BadUsage(problem, "one archive, or --run all, which takes all runs of each")
+            problem = "--run chooses among the runs of one results file, and there are several files"
+            raise BadUsage(problem, "Pass one results file, or --run all to take all runs of each.")
         chosen = (store.chosen(each, "".join(given.run), given.since) for each in archives)
         return [
             report.RunSide(str(path), each.measurements, command_of(each)) for path, each in zip(given.paths, chosen)
@@ -115,9 +115,15 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
     there = [run for run in store.runs_of(contents) if run.measurements or run.header.resumes]
     wanted = [store.run_named(there, name) for name in given.run] or there
     if len(wanted) < 2:
-        raise BadUsage(f"{path} has one run to compare, and two are needed", "compare BASELINE CANDIDATE")
+        raise BadUsage(
+            f"{path} has one run to compare, and two are needed",
+            "Pass two results files: slmserve compare BASELINE CANDIDATE.",
+        )
     if len(wanted) > 2 and not given.run:
-        raise BadUsage(f"{path} has {len(wanted)} runs: which two?", "--run ID --run ID, as `report --list` names them")
+        raise BadUsage(
+            f"{path} has {len(wanted)} runs: which two?",
+            "Pass --run ID --run ID, as `slmserve report --list` names them.",
+        )
     return [
         report.RunSide(f"{path} run {run.header.id}", store.chosen(contents, run.header.id).measurements)
         for run in wanted
@@ -125,7 +131,7 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
 
 
 def command_of(contents: store.Contents) -> str:
-    """The command of `slmserve measure` by which an archive was last measured; empty if it was none."""
+    """Return the command of `slmserve measure` by which an archive was last measured; empty if it was none."""
     commands = [str(plan.get("command", "")) for _, plan in contents.plans]
     return commands[-1] if commands and commands[-1].startswith("slmserve measure ") else ""
 
@@ -148,7 +154,7 @@ def save_baselines(given: argparse.Namespace) -> int:
         models = ", ".join(report.measured_facts(measurements)["models"])
         cli.say(f"kept: {path}: {counted(len(measurements), 'measurement')} of {models}")
         doubts = ((m, "; ".join(check(m).degradations)) for m in measurements)
-        print_reasons("note: degraded, kept", (pair for pair in doubts if pair[1]))
+        print_reasons("note: questionable (included)", (pair for pair in doubts if pair[1]))
     print_reasons("left out", left_out)
     cli.print_notes(contents.notes)
     return cli.PASSES

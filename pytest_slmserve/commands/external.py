@@ -46,13 +46,13 @@ def add_columns(command: cli.Taker) -> None:
         command.add_argument(f"--{name}", metavar="NAME", help=meaning)
     unit = "unit of that column, if its name does not end in _ms or _s"
     command.add_argument("--latency-unit", choices=[*external.SECONDS], help=unit)
-    where = "only rows with this value; may be given again"
+    where = "use only rows with this value; can be given several times"
     command.add_argument("--where", metavar="NAME=VALUE", action="append", default=[], help=where)
     objective = "2x@32: at most twice the latency at 32; or 30ms, 0.03s"
     command.add_argument("--slo-itl", metavar="LIMIT", help=objective)
     share = "smallest batching efficiency T(B)/(B T(1)) of B_opt (default: 0.1)"
     command.add_argument("--efficiency", metavar="SHARE", type=cli.typed(percentage), default=0.1, help=share)
-    half = "half-saturation batch where it is known, from shapes: then T_inf alone is fitted"
+    half = "half-saturation batch if it is known from the model configuration: then only T_inf is fitted"
     command.add_argument("--b-half", metavar="BATCH", type=float, help=half)
 
 
@@ -88,7 +88,9 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     if not named and any(row.cells.get("kind") == "session" for row in rows):
         return None  # an archive of ours
     if not rows:
-        raise BadUsage(f"there are no results in {', '.join(path.name for path in given.paths)}", "a file with results")
+        raise BadUsage(
+            f"there are no results in {', '.join(path.name for path in given.paths)}", "Pass a file with results."
+        )
     names: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(external.Columns)}
     # Those that vLLM's own results have need not be named.
     usual = {option: name for option, name in VLLMS.items() if all(name in row.cells for row in rows)}
@@ -100,7 +102,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
     left, without = external.with_values(external.matching(rows, given.where), columns)
     notes, blocks = [*left_out, *without, *external.mixed_settings(left, columns)], None
     if name := columns.kv_blocks:
-        limits = 1, external.LARGEST, "is no number of KV blocks"
+        limits = 1, external.LARGEST, "is not a number of KV blocks"
         blocks = max(int(external.number_in(row, name, *limits)) for row in left)
     return ExternalResults(external.external_curve(left, columns), columns, notes, blocks)
 
@@ -114,7 +116,7 @@ def columns_missing(rows: Sequence[external.Row], missing: Sequence[str]) -> Bad
     has = f"its columns are {', '.join(there)}"
     if not there:
         has = f"nested values are read of {' and '.join(tool.name for tool in FORMATS)} alone"
-    problem = f"{rows[0].place} is no result of `vllm bench serve`: it has no {lacks}; {has}"
+    problem = f"{rows[0].place} is not a result of `vllm bench serve`: it has no {lacks}; {has}"
     return BadUsage(problem, " ".join(f"--{name} NAME" for name in missing))
 
 
@@ -126,7 +128,7 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
         lost = len(curve.points) - len(curve.valid)
         without = f" without preemption ({lost} with)" if lost else ""
         problem = f"{counted(len(curve.valid), 'value')} of {columns.knob}{without}, {FEWEST_POINTS} are needed"
-        raise TooFewPoints("; ".join([problem, *notes]), "results of more loads, or other conditions")
+        raise TooFewPoints("; ".join([problem, *notes]), "Pass results of more loads, or change the conditions.")
     sweep = advisor.ModelSweep(name=curve.subject, points=curve.points, output_share=None, b_half=given.b_half)
     section, told = external_report(results, advisor.plan([sweep], wish), given.tolerance)
     aside = notes if given.csv else []  # the text has them
@@ -213,7 +215,7 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
 
 
 def check_wanted(given: argparse.Namespace) -> Slo | None:
-    """The latency objective, if any. Raises BadUsage where a number is out of range."""
+    """Return the latency objective, if any. Raises BadUsage where a number is out of range."""
     if given.b_half is not None and not 0 < given.b_half < 1e9:
-        raise BadUsage(f"--b-half {given.b_half:g} is no batch", "a number above 0")
+        raise BadUsage(f"--b-half {given.b_half:g} is not a batch", "Pass a number above 0.")
     return parse_relative_slo(given.slo_itl) if given.slo_itl is not None else None

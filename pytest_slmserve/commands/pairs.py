@@ -27,9 +27,12 @@ def add_pairs(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "pairs", STATUS, run_pairs)
     columns = "a CSV with the columns baseline and candidate, one row per pair in the order measured"
     command.add_argument("path", metavar="PAIRS", type=Path, help=columns)
-    better = "direction in which the figure is better: higher for throughput, lower for latency"
+    better = "which values are better: higher for throughput, lower for latency"
     command.add_argument("--direction", choices=("higher", "lower"), required=True, help=better)
-    margin = "largest accepted change: less for certain passes; worse for certain, by over half of it, fails"
+    margin = (
+        "largest accepted slowdown: passes if shown to be less than this much worse; fails if shown to be "
+        "worse by more than half of this"
+    )
     margin += f" (default: {MARGIN})"
     command.add_argument("--margin", metavar="SHARE", type=cli.typed(percentage), default=MARGIN, help=margin)
     cli.add_formats(command)
@@ -40,7 +43,9 @@ def run_pairs(given: argparse.Namespace) -> int:
     """Print the verdict, and return its exit status."""
     rows = external.read_results(given.path)
     if not rows:
-        raise BadUsage(f"{given.path.name}: there are no pairs in it", "a CSV with the columns baseline and candidate")
+        raise BadUsage(
+            f"{given.path.name}: there are no pairs in it", "Pass a CSV file with the columns baseline and candidate."
+        )
     external.check_columns(rows, SIDES)
     sides = ([external.number_in(row, side) if row.text(side) else None for row in rows] for side in SIDES)
     series = decision.PairSeries(given.path.name, given.direction, tuple(zip(*sides)), given.margin)

@@ -36,30 +36,33 @@ from pytest_slmserve.schema.printable import printable
 
 REPORT_STATUS = (
     f"{cli.PASSES} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.INCONCLUSIVE} "
-    f"none is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an unreadable archive."
+    f"none is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an unreadable results "
+    "file."
 )
-NOT_JUDGED = "claims that no test of these runs judges are left out; --strict judges all"
+NOT_JUDGED = "claims that no test of these runs judges are skipped; --strict judges all"
 MERGE_STATUS = (
-    f"With --merge: {cli.PASSES} everything is in OUT; {cli.FAILS} all but what the notes name; {cli.USAGE} an archive "
-    "cannot be read."
+    f"With --merge: {cli.PASSES} everything is in OUT; {cli.FAILS} all but what the notes name; {cli.USAGE} a results "
+    "file cannot be read."
 )
 
 
 def add_report(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "report", f"{REPORT_STATUS} {MERGE_STATUS}", run_report)
-    cli.add_archives(command, "PATH", "an archive that --slm-records wrote, or results of another tool")
-    command.add_argument("--list", action="store_true", help="name the runs: id, date, models, release, measurements")
+    cli.add_archives(command, "PATH", "a results file that --slm-records wrote, or results of another tool")
+    command.add_argument(
+        "--list", action="store_true", help="list the runs with id, date, models, release and number of measurements"
+    )
     how = "summary (one screen), tables, or all (columns that do not fit follow below; default: tables)"
     command.add_argument("--show", choices=get_args(Detail), default="tables", help=how)
-    pictures_of = "also draw what the archives have, each picture as a file in this folder (needs vl-convert-python)"
+    pictures_of = "also write each chart as a file in this folder (needs vl-convert-python)"
     command.add_argument("--figures", metavar="FOLDER", type=Path, help=pictures_of)
     formats = "format of the pictures (default: png)"
     command.add_argument("--format", choices=("png", "svg"), default="png", help=formats)
     cli.add_html(command)
-    command.add_argument("--strict", action="store_true", help="expect every claim to hold, as published")
+    command.add_argument("--strict", action="store_true", help="expect every claim to pass, as published")
     cli.add_goodput(command)
     cli.add_formats(command, "each point, job and load")
-    out = "only add the records of all archives to this one, each once; packed if it ends in .gz or .xz"
+    out = "merge all results files into this one without duplicates, and stop; compressed if it ends in .gz or .xz"
     command.add_argument("--merge", metavar="OUT", type=Path, help=out)
     external = command.add_argument_group("external results: a CSV, or the JSON of `vllm bench serve`")
     add_columns(external)
@@ -75,7 +78,9 @@ def run_report(given: argparse.Namespace) -> int:
         return merge_archives(given)
     if results := external_results(given):
         if given.figures is not None:
-            raise BadUsage("--figures draws archives of ours, and these are external results", "no --figures")
+            raise BadUsage(
+                "--figures draws results files of pytest-slmserve, not external results", "Remove --figures."
+            )
         return report_external(given, results)
     archives = read_archives(given)
     contents, (gates, remarks) = store.as_one([each for _, each in archives]), gates_of(archives)
@@ -119,10 +124,10 @@ def run_report(given: argparse.Namespace) -> int:
 def merge_archives(given: argparse.Namespace) -> int:
     """Add the records of all archives to one, and print how many were new."""
     if given.run or given.since:
-        raise BadUsage("--merge takes whole archives", "--merge without --run and --since")
+        raise BadUsage("--merge takes whole results files", "Use --merge without --run and --since.")
     for path in given.paths:
         if not is_file(path):  # or OUT would be made for nothing
-            raise BadUsage(f"{path} is not there", "archives that --slm-records wrote")
+            raise BadUsage(f"{path} is not there", "Pass results files that --slm-records wrote.")
     with of_a_command(BadUsage, records="--merge"), store.Archive.open(given.merge) as into:
         merged = store.merge(given.paths, into)
     cli.print_notes((*into.notes, *merged.notes))

@@ -33,27 +33,29 @@ def check_fits(spec: EngineSpec, workload: Workload) -> None:
     """Raise BadUsage if a request is longer than the engine's `max_model_len`."""
     if workload.longest > spec.max_model_len:
         known = spec.model_facts
-        longer = "" if known and workload.longest > known.positions else f"max_model_len={workload.longest}, or "
+        longer = "" if known and workload.longest > known.positions else f", or set max_model_len={workload.longest}"
         problem = f"requests of {workload.longest} tokens do not fit max_model_len {spec.max_model_len}"
-        raise BadUsage(problem, f"{longer}shorter requests")
+        raise BadUsage(problem, f"Send shorter requests{longer}.")
     if workload.spec.response_format and spec.interface == "transformers":
-        raise BadUsage("Transformers is not asked for structured output", 'interface="engine", or "server"')
+        raise BadUsage(
+            "Transformers is not asked for structured output", 'Use interface="engine" or interface="server".'
+        )
     without = spec.interface == "engine" and spec.arguments.get("skip_tokenizer_init", True)
     if workload.spec.response_format and without and spec.platform != "simulated":
-        hint = '@pytest.mark.slm(response_format="json"), or extra=(("skip_tokenizer_init", False),)'
+        hint = 'Use @pytest.mark.slm(response_format="json"), or extra=(("skip_tokenizer_init", False),).'
         raise BadUsage("structured output needs a tokenizer, and the engine starts without one", hint)
     if workload.spec.adapters:
         check_adapters(spec, workload.spec.adapters)
 
 
 def message_of(load: Load, turns: int = 1) -> Message:
-    """The load as a message to the process that sends it. turns: Of each conversation. Raises BadUsage for an open loop
-    without its schedule, or of conversations."""
+    """Return the load as a message to the process that sends it. turns: Of each conversation. Raises BadUsage for an
+    open loop without its schedule, or of conversations."""
     if not isinstance(load, OpenLoop):
         return {**asdict(load), "kind": "closed_loop", "turns": turns}
     if turns > 1:
         problem = "a turn of a conversation follows an answer, and a schedule waits for none"
-        raise BadUsage(problem, "a number of users: --slm-concurrency 64; or requests of one turn")
+        raise BadUsage(problem, "Run a number of users (--slm-concurrency 64), or use requests of one turn.")
     return {
         "kind": "open_loop",
         "schedule": load.times,
@@ -176,11 +178,11 @@ class Engine:
         serve, and EngineFailed if the engine died. on_progress: Called about twice a second. barrier: The barrier of
         the engines that are measured together."""
         if self.jobs_only and not is_job(load):  # users who wait for an answer and a static batch wait for each other
-            raise BadUsage("batches made one after the other are for a fixed number of requests", "slm_job")
+            raise BadUsage("batches made one after the other are for a fixed number of requests", "Use slm_job.")
         windowed = isinstance(load, OpenLoop) and (load.requests is None or load.max_concurrency is not None)
         if windowed and not self.windows_of_schedules:
             problem = "an open loop with a window or with max_concurrency needs a server"
-            raise BadUsage(problem, "the server interface, or an endpoint")
+            raise BadUsage(problem, "Use the server interface, or an endpoint.")
         self.load_requests(workload)
         message, self.ready = message_of(load, workload.spec.turns), False  # a load that is refused leaves it ready
         run = self._run(workload, message, on_progress, barrier)
@@ -196,28 +198,29 @@ class Engine:
         `batch` from `max_num_seqs`. Raises BadUsage if the further arguments have no `batching`."""
         extra = self.spec.arguments
         if "batching" not in extra:
-            hint = 'extra=(("batching", "static"),), or "none", or "dynamic"'
+            hint = 'Use extra=(("batching", "static"),), or "none", or "dynamic".'
             raise BadUsage("an engine of Transformers that does not know how to batch", hint)
         return {"batching": extra["batching"], "batch": self.spec.max_num_seqs, "wait_s": extra.get("wait_s", 0.0)}
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        """The first `length` greedy tokens of the first requests, served one after the other. Raises EngineFailed."""
-        raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
+        """Return the first `length` greedy tokens of the first requests, served one after the other. Raises
+        EngineFailed."""
+        raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "Use the server interface.")
 
     def scores(self, workload: Workload, outputs: Outputs) -> tuple[float, ...]:
-        """The mean log probability, in nats, of these tokens after the prompts of the first requests. A value that is
-        not a number, or is below IMPOSSIBLE, counts as IMPOSSIBLE, because a record must be able to hold the outputs of
-        a broken engine. Raises EngineFailed."""
+        """Return the mean log probability, in nats, of these tokens after the prompts of the first requests. A value
+        that is not a number, or is below IMPOSSIBLE, counts as IMPOSSIBLE, because a record must be able to hold the
+        outputs of a broken engine. Raises EngineFailed."""
         found = self._logprobs(workload, outputs)
         return tuple(fmean(one if one > IMPOSSIBLE else IMPOSSIBLE for one in each) for each in found)
 
     def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
-        raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "the server interface")
+        raise EngineFailed(f"an {self.spec.interface} is not asked for its tokens", "Use the server interface.")
 
     def nap(self) -> tuple[float, float]:
         """Put the engine to sleep, so that its weights are on the host and its cache is dropped (vLLM's level 1), and
         wake it. Returns the seconds of both. Raises EngineFailed."""
-        raise EngineFailed(f"an {self.spec.interface} is not put to sleep", "the engine interface")
+        raise EngineFailed(f"an {self.spec.interface} is not put to sleep", "Use the engine interface.")
 
     def profile(self, workload: Workload, load: Load) -> str | None:
         """Serve a short window of `load` under the engine's profiler, which writes traces into the folder that

@@ -37,7 +37,7 @@ MARKS = {
 
 
 def stage_of(log: Path) -> str:
-    """The stage that the start of an engine is in, by the last mark in its log."""
+    """Return the stage that the start of an engine is in, by the last mark in its log."""
     try:
         text = log.read_text("utf-8", errors="replace")
     except OSError:  # the log was removed with its folder, because the start has failed
@@ -69,7 +69,7 @@ def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def last_lines(log: Path) -> list[str]:
-    """The last lines of a log, as an error shows them."""
+    """Return the last lines of a log, as an error shows them."""
     return [f"  | {line}" for line in log.read_text("utf-8", errors="replace").splitlines()[-LOG_LINES:]]
 
 
@@ -136,9 +136,9 @@ class Child:
             self._lines.say(**message)
 
     def receive(self, within_s: float, what: str, on_wait: StartCallback | None = None) -> dict[str, Any]:
-        """The next message, whose "event" says what happened. Raises EngineFailed if the child has ended, was silent
-        for `within_s` seconds, or sent something else. what: What the child does meanwhile, for errors. on_wait: Called
-        with the log while no message comes."""
+        """Return the next message, whose "event" says what happened. Raises EngineFailed if the child has ended, was
+        silent for `within_s` seconds, or sent something else. what: What the child does meanwhile, for errors. on_wait:
+        Called with the log while no message comes."""
         until = time.monotonic() + within_s
         with self._ending_told():
             while (message := self._lines.hear(min(POLL_S, max(0.0, until - time.monotonic())))) is None:
@@ -178,7 +178,7 @@ class Child:
             raise self.failed(f"sent {error}" if isinstance(error, TooLong) else NO_MESSAGE) from None
 
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
-        """An error with the last lines of the log, which is kept, unless we have ended the child ourselves."""
+        """Return an error with the last lines of the log, which is kept, unless we have ended the child ourselves."""
         self.keep_log |= not self.killed
         tail = "\n".join(last_lines(self.log)) or "  | (nothing)"
         return EngineFailed(f"{self.name} {problem}; {self.log}{ENDS_WITH}{tail}", hint)
@@ -215,7 +215,6 @@ class Child:
             self.kill()
 
     def _discard(self) -> None:
-        """Close our end, and remove the folder, but for a log that is kept."""
         self.socket.close()
         shutil.rmtree(self._temporary if self.keep_log else self.folder, ignore_errors=True)
 
@@ -242,8 +241,8 @@ def converse(
 
 
 def resolved_from(ready: Mapping[str, Any], ready_s: float, began_s: float) -> Resolved:
-    """The settings of an engine from its message, in which each of its processes has a part with what it knows of the
-    model, and of the stages of its start. ready_s: seconds that its start took, which began at `began_s`."""
+    """Return the settings of an engine from its message, in which each of its processes has a part with what it knows
+    of the model, and of the stages of its start. ready_s: seconds that its start took, which began at `began_s`."""
     parts = ready.get("parts") or [{}]
     weights = [part.get("weight_bytes") for part in parts]
     facts = {**ready, **parts[0], "weight_bytes": None if None in weights else sum(weights), "ready_s": ready_s}
@@ -254,8 +253,8 @@ def resolved_from(ready: Mapping[str, Any], ready_s: float, began_s: float) -> R
 
 
 def run_from(parts: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Any]] = ()) -> Run:
-    """The rows that the processes of one run report as a run whose clock is zero when it began, with its requests in
-    the order sent. steps: rows of the engine's steps, if it is another process."""
+    """Return the rows that the processes of one run report as a run whose clock is zero when it began, with its
+    requests in the order sent. steps: rows of the engine's steps, if it is another process."""
     began = parts[0]["began"]
 
     def since(stamps: Sequence[Any]) -> tuple[Any, ...]:

@@ -40,7 +40,7 @@ def open_lock(path: Path, *, make: bool = True) -> IO[str]:
 
 
 def lock_path(device: str, folder: Path | None = None) -> Path:
-    """The file of a device's lock. folder: Defaults to that of temporary files."""
+    """Return the file of a device's lock. folder: Defaults to that of temporary files."""
     return (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
 
 
@@ -54,7 +54,7 @@ def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
     with ExitStack() as undo:
         try:
             file = undo.enter_context(open_lock(path))
-            hint = "TMPDIR with a folder on a file system that has locks"
+            hint = "Set TMPDIR to a folder on a file system that has locks."
             locked = try_lock(file)
         except OSError as error:
             raise BadUsage(f"the lock of this device, {path}, cannot be taken ({error.strerror})", hint) from None
@@ -62,7 +62,7 @@ def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
             holder = holder_of(file.read(LONGEST))
             why = f"this device is being measured by another run ({holder}): two at once would measure each other"
             is_gpu = device.startswith(("GPU-", "MIG-"))
-            hint = "wait until it ends" + (", or choose another GPU with CUDA_VISIBLE_DEVICES" if is_gpu else "")
+            hint = f"Wait until it ends{', or choose another GPU with CUDA_VISIBLE_DEVICES' if is_gpu else ''}."
             raise DeviceBusy(why, hint)
         if file.writable():
             file.truncate(0)
@@ -73,7 +73,7 @@ def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
 
 
 def holder_of(text: str) -> str:
-    """The process that holds a lock, by the note in its file, which any user may have written."""
+    """Return the process that holds a lock, by the note in its file, which any user may have written."""
     try:
         facts = json_value(text)
         return printable(f"process {facts['pid']}, since {facts['since']}, in {facts['folder']}", layout="")

@@ -66,14 +66,14 @@ TOLD = 200  # characters of an answer that is not a stream
 SHOWN = 8  # models of a list of many
 OTHER_FILES = 16  # of a process of the load generator that are no connections, at most
 LENGTHENS = {"max_tokens", "max_completion_tokens", "n", "best_of", "echo"}  # an answer, beyond what we ask for
-A_SERVER = "the URL of a server that runs"
+A_SERVER = "Check that the server is running, and check host and port."
 HINTS = {  # by the status of an answer, or its first digit
-    3: "the URL that it leads to: requests do not follow",
-    5: "the server's own log",
-    401: f"{KEY}=... in the environment",
-    403: f"{KEY}=... in the environment",
-    404: "a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it",
-    429: "again later, or with a key that may send more: the server limits how much you ask",
+    3: "Use the URL that it leads to, because requests do not follow it.",
+    5: "Read the server's log.",
+    401: f"Set {KEY}=... in the environment.",
+    403: f"Set {KEY}=... in the environment.",
+    404: "Use a URL that ends in /v1/completions or /v1/chat/completions, and the model as the server calls it.",
+    429: "Wait, or use a key that may send more: the server limits the rate of requests.",
 }
 
 
@@ -124,14 +124,14 @@ class LoadClient:
             converse(child, op="load", bodies=bodies, mark=mark, rounds=rounds, **told)
 
     def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[Message]:
-        """The results of one run, as each process reports them. Several share the load; they begin together, and have
-        one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died; BadUsage, if
-        one may not have as many connections as the load needs."""
+        """Return the results of one run, as each process reports them. Several share the load; they begin together, and
+        have one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died;
+        BadUsage, if one may not have as many connections as the load needs."""
         parts = parts_of(load, len(self.children))
         needed, (_, most) = max(part.get("concurrency") or 0 for part in parts), getrlimit(RLIMIT_NOFILE)
         if needed and needed + OTHER_FILES > most != RLIM_INFINITY:
             problem = f"a process may have {most:,} files open, and {needed:,} connections are needed"
-            raise BadUsage(problem, f"`ulimit -n {needed + OTHER_FILES}` before, or fewer concurrent requests")
+            raise BadUsage(problem, f"Run `ulimit -n {needed + OTHER_FILES}` first, or use fewer concurrent requests.")
         if len(parts) == 1:
             return [converse(self.children[0], on_progress, barrier, op="run", load=load)]
         assert barrier is None, "one engine of several has one process"
@@ -161,16 +161,17 @@ class LoadClient:
 
 
 def token_words(ids: Sequence[int]) -> str:
-    """Text of exactly these tokens, for the tokenizer of a model with dummy weights (`server.tokenizer_files`)."""
+    """Return the text of exactly these tokens, for the tokenizer of a model with dummy weights
+    (`server.tokenizer_files`)."""
     return " ".join(f"t{token}" for token in ids)
 
 
 def body_of(
     request: Request, model: str, kind: Kind = "generate", say: Callable[[Sequence[int]], str] = token_words
 ) -> dict[str, Any]:
-    """The body of a streamed request for exactly its output tokens, the likeliest each, or of one for its result.
-    Vectors come in base64, as OpenAI's client asks for them. Of a pair the query is the first eighth. say: Makes text
-    of ids; servers take a pair as text alone."""
+    """Return the body of a streamed request for exactly its output tokens, the likeliest each, or of one for its
+    result. Vectors come in base64, as OpenAI's client asks for them. Of a pair the query is the first eighth. say:
+    Makes text of ids; servers take a pair as text alone."""
     match kind:
         case "embed":
             return {"model": model, "input": list(request.prompt), "encoding_format": "base64"}
@@ -191,8 +192,8 @@ def body_of(
 
 
 def format_fields(spec: WorkloadSpec) -> dict[str, Any]:
-    """Fields of a request's body for structured output, as OpenAI's interface has them; none for free text. The end of
-    the text is not ignored, because vLLM fails a request that goes on where its JSON is complete."""
+    """Return fields of a request's body for structured output, as OpenAI's interface has them; none for free text. The
+    end of the text is not ignored, because vLLM fails a request that goes on where its JSON is complete."""
     if not spec.schema:
         return {}
     named = {"name": "slm", "schema": json_value(spec.schema)}
@@ -200,8 +201,8 @@ def format_fields(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
-    """The results that the client's processes report, as a Run, with prompt tokens by the workload if a request was cut
-    off before the server's count. steps: rows of its server's trace, if there is one."""
+    """Return the results that the client's processes report, as a Run, with prompt tokens by the workload if a request
+    was cut off before the server's count. steps: rows of its server's trace, if there is one."""
     rows = sorted((row for part in told for row in part["samples"]), key=itemgetter(SENT))
     for row in rows:
         if row[PROMPT_TOKENS] is None:
@@ -240,7 +241,8 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
 
 
 def prompt_words(ids: Sequence[int]) -> str:
-    """Text of about as many tokens as there are ids: common words, each of which is one token for most tokenizers."""
+    """Return the text of about as many tokens as there are ids: common words, each of which is one token for most
+    tokenizers."""
     return " ".join(WORDS[number % len(WORDS)] for number in ids)
 
 
@@ -275,7 +277,7 @@ class FreshPrompts:
         return at if len(request.prompt) > at + self._fresh else None
 
     def prompt(self, request: Request) -> list[int | str] | str | None:
-        """The prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
+        """Return the prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
         ids, at = request.prompt, self.place(request)
         if at is None:
             return None
@@ -339,20 +341,20 @@ class EndpointEngine(Engine):
         except (OSError, http.client.HTTPException) as error:
             why = told_by_server(f"{error}", self._key)
             certificate = isinstance(error, ssl.SSLCertVerificationError)
-            hint = "SSL_CERT_FILE=PATH, of the certificates that sign it" if certificate else A_SERVER
+            hint = "Set SSL_CERT_FILE=PATH to the certificates that sign it." if certificate else A_SERVER
             raise BadUsage(f"{spec.url} does not answer: {why}", hint) from None
         if status not in STREAMS:
-            hint = HINTS.get(status) or HINTS.get(status // 100, "--extra-body with what this server wants otherwise")
+            hint = HINTS.get(status) or HINTS.get(status // 100, "Change the request with --extra-body.")
             raise BadUsage(f"{spec.url} answered {status}: {told_by_server(text, self._key)}", hint)
         if self._kind == "generate" and not is_stream(kind):
             told = told_by_server(kind, self._key) or "something"
-            raise BadUsage(f"{spec.url} does not stream: it answered {told}", "a server that does")
+            raise BadUsage(f"{spec.url} does not stream: it answered {told}", "Use a server that streams.")
         if failed := error_in(text.encode(), streamed=self._kind == "generate"):
-            raise BadUsage(f"{spec.url}: {told_by_server(failed, self._key)}", "its log")
+            raise BadUsage(f"{spec.url}: {told_by_server(failed, self._key)}", "Read the server's log.")
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
     def body(self, request: Request) -> str:
-        """The JSON body of one request, for the URL's interface. The prompt is the request's text if it has one;
+        """Return the JSON body of one request, for the URL's interface. The prompt is the request's text if it has one;
         else token ids for completions, and words for a chat or a server that refuses ids."""
         body = body_of(request, self.spec.model, self._kind, prompt_words)
         if self._kind != "generate":
@@ -402,22 +404,23 @@ class EndpointEngine(Engine):
 
 
 def own_headers() -> tuple[str, dict[str, str]]:
-    """The key of the environment without blanks around it, and the headers of a request with it as a bearer token.
-    Raises BadUsage, which does not repeat the key, if no header could hold it."""
+    """Return the key of the environment without blanks around it, and the headers of a request with it as a bearer
+    token. Raises BadUsage, which does not repeat the key, if no header could hold it."""
     key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise BadUsage(f"{KEY} holds what no header may hold", "the key alone, in one line of ASCII")
+        raise BadUsage(f"{KEY} holds what no header may hold", "Set it to the key only, in one line of ASCII.")
     return key, {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
 
 
 def told_by_server(text: str, key: str) -> str:
-    """The first characters of a server's text without our key, because some servers repeat the key that they refuse."""
+    """Return the first characters of a server's text without our key, because some servers repeat the key that they
+    refuse."""
     return printable(hidden(text, [key]))[:TOLD]
 
 
 def only_model(url: str, timeout_s: float) -> str:
-    """The only model that the server of `url` lists at /models beside its completions. Raises BadUsage if no server
-    answers, and if it lists no model or several models."""
+    """Return the only model that the server of `url` lists at /models beside its completions. Raises BadUsage if no
+    server answers, and if it lists no model or several models."""
     parts, (key, headers) = urlsplit(url), own_headers()
     path = parts.path.removesuffix("/completions").removesuffix("/chat")
     listed = urlunsplit(parts._replace(path=f"{path}/models"))
@@ -425,7 +428,7 @@ def only_model(url: str, timeout_s: float) -> str:
         _, _, text = ask_once("GET", listed, headers, None, min(ANSWER_S, timeout_s))
         found = [each["id"] for each in json_value(text)["data"]]
     except ConnectionRefusedError as error:
-        raise BadUsage(f"{url} does not answer: {error}", A_SERVER) from None
+        raise BadUsage(f"cannot connect to {url}: {error}", A_SERVER) from None
     except (OSError, http.client.HTTPException, *UNUSABLE):
         found = []
     names = [told_by_server(str(name), key) for name in found[:SHOWN]]

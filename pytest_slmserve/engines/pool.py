@@ -143,7 +143,7 @@ class ReplicaEngines:
                 blocks = [e.resolved.kv_blocks for e, s in zip(self.engines, specs) if s == spec]
                 if len(set(blocks)) > 1:
                     problem = f"replicas of {short_name(spec.model)} got different numbers of KV blocks: {blocks}"
-                    raise EngineFailed(problem, "a fixed kv_cache_bytes, and nobody else on the device")
+                    raise EngineFailed(problem, "Fix kv_cache_bytes, and let no other program use the device.")
         return self
 
     def _start(self, index: int, on_wait: StartCallback | None = None) -> None:
@@ -163,7 +163,7 @@ class ReplicaEngines:
         return bool(self.engines) and all(engine.ready for engine in self.engines)
 
     def name(self, index: int) -> str:
-        """The name of a replica in errors, for example "replica 1 of 2 (opt-125m)"."""
+        """Return the name of a replica in errors, for example "replica 1 of 2 (opt-125m)"."""
         return f"replica {index + 1} of {len(self.spec)} ({short_name(self.spec.engines[index].model)})"
 
     def run(
@@ -175,7 +175,10 @@ class ReplicaEngines:
         stopped."""
         engines = self.engines
         if any(load.requests is not None for load in loads):
-            raise BadUsage("a load of a fixed number of requests has no window to measure", "a ClosedLoop without")
+            raise BadUsage(
+                "a load of a fixed number of requests has no window to measure",
+                "Use a ClosedLoop without a number of requests.",
+            )
         for index, (engine, workload) in enumerate(zip(engines, workloads, strict=True)):
             with naming(self.name(index), EngineFailed):
                 engine.load_requests(workload)
@@ -197,9 +200,9 @@ class ReplicaEngines:
 
 
 def equal_parts(near: Sequence[frozenset[int]], ours: frozenset[int]) -> list[tuple[int, ...]]:
-    """Parts of our CPU cores, one for each engine: equally many, adjacent, no core in two of them, and near its device
-    (`near`: those that are) if there are enough. Measurements on different numbers of cores are not compared. Parts are
-    empty, which means all cores, if there are fewer cores than engines."""
+    """Return parts of our CPU cores, one for each engine: equally many, adjacent, no core in two of them, and near its
+    device (`near`: those that are) if there are enough. Measurements on different numbers of cores are not compared.
+    Parts are empty, which means all cores, if there are fewer cores than engines."""
     sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
     each = min((len(cores) // max(1, sharing) for cores, sharing in zip(near, sharers)), default=0)
     if each == 0:
@@ -213,7 +216,7 @@ def equal_parts(near: Sequence[frozenset[int]], ours: frozenset[int]) -> list[tu
 
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
-    """The reason that these replicas cannot share the device in this way, in one sentence; None if they can."""
+    """Return the reason that these replicas cannot share the device in this way, in one sentence; None if they can."""
     if spec.platform == "cpu" and len(own_cores()) < len(spec):
         return f"{len(spec)} engines of vLLM's CPU backend need a core each"
     if spec.platform == "simulated" or spec.sharing in ("time-slicing", "gpus", "urls"):
@@ -244,7 +247,7 @@ def mig_instances(device: str) -> list[str]:
 
 
 def mps_unable(gpu: str) -> str | None:
-    """The reason that MPS cannot run on the GPU of this UUID, in one sentence; None if nothing prevents it."""
+    """Return the reason that MPS cannot run on the GPU of this UUID, in one sentence; None if nothing prevents it."""
     if platform.system() != "Linux":
         return f"MPS runs on Linux, and this is {platform.system()}"
     if mps_program() is None:
@@ -266,7 +269,7 @@ def mps_unable(gpu: str) -> str | None:
 
 
 def mps_program() -> str | None:
-    """The path of the control program; None if there is none."""
+    """Return the path of the control program; None if there is none."""
     return shutil.which(PROGRAM, path=os.pathsep.join([os.environ.get("PATH", os.defpath), DRIVER_FOLDER]))
 
 
@@ -283,7 +286,9 @@ class MpsDaemon(Child):
         """Start the daemon of the GPU of that UUID. Raises BadUsage if there is no control program, and EngineFailed if
         the daemon does not come up. thread_percentage: Percentage of the SMs that each client may use."""
         if not (found := mps_program()):
-            raise BadUsage(f"{PROGRAM} is not on the PATH", "the programs of NVIDIA's driver, or time slicing")
+            raise BadUsage(
+                f"{PROGRAM} is not on the PATH", "Install the programs of NVIDIA's driver, or use time slicing."
+            )
         self._program = found
         temporary = tempfile.gettempdir()
         short = temporary if len(os.fsencode(temporary)) + LONGEST < SOCKET_BYTES else "/tmp"
@@ -316,7 +321,7 @@ class MpsDaemon(Child):
             self.check()
 
     def _ask(self, command: str) -> list[int]:
-        """The process ids in the daemon's answer; other words are remarks."""
+        """Return the process ids in the daemon's answer; other words are remarks."""
         try:
             done = subprocess.run(
                 [self._program],
@@ -357,8 +362,8 @@ class MpsDaemon(Child):
             raise self.failed(f"ended ({'it was closed' if self.killed else how})")
 
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
-        """An error with the last lines of each log: the daemon's, its servers', and what the daemon printed. No log is
-        kept."""
+        """Return an error with the last lines of each log: the daemon's, its servers', and what the daemon printed. No
+        log is kept."""
         tails = []
         for log in sorted(self.logs.glob("*.log")):
             tails += [f"  {log.name}", *lines] if (lines := last_lines(log)) else []
@@ -428,15 +433,15 @@ class Pool:
         return self._running.spec if self._running else None
 
     def engine(self, spec: Engines) -> Engine | ReplicaEngines:
-        """The engine, or the replicas, of `spec`: what runs if it is ready, or what is started. Raises BadUsage if
-        replicas cannot share the device in this way (`cannot_share` says it beforehand), and EngineFailed if an engine
-        does not start; what did not start is not tried again."""
+        """Return the engine, or the replicas, of `spec`: what runs if it is ready, or what is started. Raises BadUsage
+        if replicas cannot share the device in this way (`cannot_share` says it beforehand), and EngineFailed if an
+        engine does not start; what did not start is not tried again."""
         if self._running and self._running.spec == spec and self._running.ready:
             return self._running
         if isinstance(spec, EngineSpec):
             return self.start(spec, partial(self.launch, spec))
         if why := cannot_share(spec, self.device):
-            raise BadUsage(why, "another way of sharing: time-slicing")
+            raise BadUsage(why, "Choose another way of sharing, for example --slm-sharing=time-slicing.")
         return self.start(spec, partial(ReplicaEngines, spec, self.launch, self.device))
 
     def start(self, spec: Engines, launch: Callable[[], Launched], beside: bool = False) -> Launched:

@@ -132,7 +132,7 @@ class ProcessEngine(Engine):
         self.child.wait_until(lambda: self._waiting_since() is not None, START_S, late, on_wait)
 
     def _waiting_since(self) -> float | None:
-        """The time of day at which the last of its processes began to wait; None unless all of them wait."""
+        """Return the time of day at which the last of its processes began to wait; None unless all of them wait."""
         stamps = [path.stat().st_mtime for path in self._turn.parent.glob(f"{self._turn.name}.*")]
         return max(stamps) if len(stamps) >= self.spec.tensor_parallel_size else None
 
@@ -166,7 +166,7 @@ class OfflineEngine(ProcessEngine):
             self.child.send(**self.arguments(model))
 
     def arguments(self, model: str) -> Message:
-        """The first message to the worker: the arguments of its engine. model: a folder or a Hub name."""
+        """Return the first message to the worker: the arguments of its engine. model: a folder or a Hub name."""
         return engine_arguments(self.spec, model)
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
@@ -247,7 +247,7 @@ class BatchedEngine(OfflineEngine):
         return {"model": model, "device": device, **same, **self.batching}
 
     def _logprobs(self, workload: Workload, outputs: Outputs) -> Sequence[Sequence[float]]:
-        raise EngineFailed("Transformers' generate() is not asked how likely tokens are", "the engine interface")
+        raise EngineFailed("Transformers' generate() is not asked how likely tokens are", "Use the engine interface.")
 
 
 class ServerEngine(ProcessEngine):
@@ -282,7 +282,6 @@ class ServerEngine(ProcessEngine):
         return self
 
     def _speak(self, kind: Kind) -> None:
-        """Have a client that sends requests of this kind."""
         if self._path != PATHS[kind]:
             if self.client:
                 self.client.kill()
@@ -383,7 +382,8 @@ class ServerEngine(ProcessEngine):
         return found
 
     def _complete(self, request: Request, more: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request, which is not streamed. more: further fields of its body. Raises EngineFailed."""
+        """Return the answer to one request, which is not streamed. more: further fields of its body. Raises
+        EngineFailed."""
         body = {**body_of(request, NAME), **more, "stream": False}
         del body["stream_options"]
         try:
@@ -419,9 +419,9 @@ def server_command(spec: EngineSpec, model: str, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """A port that the system gives to no connection, if there are such ports. Until the server listens there a minute
-    may pass, in which the client of another server opens hundreds of connections. Raises EngineFailed if no port is
-    free."""
+    """Return a port that the system gives to no connection, if there are such ports. Until the server listens there a
+    minute may pass, in which the client of another server opens hundreds of connections. Raises EngineFailed if no port
+    is free."""
     try:
         lowest = int(OF_CONNECTIONS.read_text().split()[0])
     except OSError:  # not Linux
@@ -432,11 +432,13 @@ def free_port() -> int:
         with suppress(OSError), socket.socket() as probe:
             probe.bind((HOST, port))
             return int(probe.getsockname()[1])
-    raise EngineFailed("no port is free", "an end to what holds them: ss -tan")
+    raise EngineFailed(
+        "no TCP port is free", "List the sockets in use with `ss -tan`, and end the programs that hold them."
+    )
 
 
 def trace_lines(trace: Path, after: int = 0) -> list[Any]:
-    """The lines that the plugin wrote from byte `after` on, as values: the limits that each HTTP process, or
+    """Return the lines that the plugin wrote from byte `after` on, as values: the limits that each HTTP process, or
     each engine behind one, reports when it is ready, and a row for each step."""
     with trace.open("rb") as file:
         file.seek(after)
@@ -466,9 +468,9 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
 
 
 def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Collection[int] = ()) -> dict[str, str]:
-    """The environment of an engine: the part of ours that an engine may see, what its platform needs, and last what the
-    specification says. A token of the Hub is passed on only if real weights are loaded. cores: The CPU cores of an
-    engine that is pinned. Each of its processes gets as many, neighbors together."""
+    """Return the environment of an engine: the part of ours that an engine may see, what its platform needs, and last
+    what the specification says. A token of the Hub is passed on only if real weights are loaded. cores: The CPU cores
+    of an engine that is pinned. Each of its processes gets as many, neighbors together."""
     env = passed_on(inherited, hub=spec.load_format == "auto")
     env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all engines: it is in the hash of what is compiled
@@ -495,9 +497,9 @@ def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Co
 
 
 def model_for(spec: EngineSpec) -> str:
-    """The name or folder by which the engine loads its model: with dummy weights a folder in the user's cache with its
-    configuration and a tokenizer, made if it does not exist, whose name depends on their content. Raises BadUsage if it
-    cannot be made, or holds something else, because then another model would be measured."""
+    """Return the name or folder by which the engine loads its model: with dummy weights a folder in the user's cache
+    with its configuration and a tokenizer, made if it does not exist, whose name depends on their content. Raises
+    BadUsage if it cannot be made, or holds something else, because then another model would be measured."""
     if spec.load_format == "auto":
         return hub_name(spec.model)
     model, name = spec.known_model, short_name(spec.model)
@@ -506,20 +508,19 @@ def model_for(spec: EngineSpec) -> str:
 
 
 def asked_for(request: Request, workload: Workload) -> str:
-    """The name by which a request asks our server for its model, or for its adapter."""
+    """Return the name by which a request asks our server for its model, or for its adapter."""
     adapters = workload.spec.adapters
     return f"{adapter_name(adapters.rank)}-{request.adapter}" if adapters and request.adapter else NAME
 
 
 def adapter_name(rank: int) -> str:
-    """The first part of the names of adapters of one rank."""
     return f"{NAME}-rank{rank}"
 
 
 def adapter_folder(spec: EngineSpec, rank: int) -> str:
-    """The folder with a LoRA adapter of this rank for the model, as PEFT writes it: made weights for every linear layer
-    of attention and feed-forward. It is in the user's cache, and serves under as many numbers as there are adapters,
-    because vLLM loads one by its number. Raises BadUsage as `model_for` does."""
+    """Return the folder with a LoRA adapter of this rank for the model, as PEFT writes it: made weights for every
+    linear layer of attention and feed-forward. It is in the user's cache, and serves under as many numbers as there are
+    adapters, because vLLM loads one by its number. Raises BadUsage as `model_for` does."""
     layers = spec.known_model.adapted
     told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
     described = json.dumps({**told, "target_modules": sorted({name.rpartition(".")[2] for name in layers})})
@@ -533,8 +534,9 @@ def adapter_folder(spec: EngineSpec, rank: int) -> str:
 
 
 def safetensors(shapes: Mapping[str, tuple[int, int]]) -> bytes:
-    """A file of matrices of these shapes in float16, in safetensors' format: the length of a JSON header, the header,
-    and the values. They are small, drawn once, and repeated: no two rows are alike, for their number is prime."""
+    """Return a file of matrices of these shapes in float16, in safetensors' format: the length of a JSON header, the
+    header, and the values. They are small, drawn once, and repeated: no two rows are alike, for their number is
+    prime."""
     header, at = {}, 0
     for name, (rows, columns) in shapes.items():
         header[name] = {"dtype": "F16", "shape": [rows, columns], "data_offsets": [at, at := at + 2 * rows * columns]}
@@ -546,8 +548,8 @@ def safetensors(shapes: Mapping[str, tuple[int, int]]) -> bytes:
 
 
 def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
-    """The folder of these files in the user's cache, whose name has a hash of their `content`; made if it does not
-    exist. Raises BadUsage if it cannot be made, or holds something else."""
+    """Return the folder of these files in the user's cache, whose name has a hash of their `content`; made if it does
+    not exist. Raises BadUsage if it cannot be made, or holds something else."""
     folder = user_cache() / f"{name}-{content}"
     try:
         if not folder.is_dir():
@@ -563,7 +565,7 @@ def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
                     raise
     except OSError as error:
         why = f"cannot describe {name} in {folder.parent}: {error.strerror}"
-        raise BadUsage(why, "XDG_CACHE_HOME=FOLDER that can be written to") from None
+        raise BadUsage(why, "Set XDG_CACHE_HOME to a folder that you can write to.") from None
     with suppress(OSError, ValueError):
         if all((folder / file).read_bytes() == data for file, data in files.items()):
             return str(folder)
@@ -571,10 +573,10 @@ def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
 
 
 def tokenizer_files(model: Model) -> dict[str, str]:
-    """The files of a tokenizer with a word for each token, because a server turns tokens into text and with dummy
-    weights there is no tokenizer. No token is special, because special tokens have no text, and a server does not send
-    a token without text. A model that generates can spell JSON: words in the middle are `SPELLING`, and tokens that end
-    its text have names of their own."""
+    """Return the files of a tokenizer with a word for each token, because a server turns tokens into text and with
+    dummy weights there is no tokenizer. No token is special, because special tokens have no text, and a server does not
+    send a token without text. A model that generates can spell JSON: words in the middle are `SPELLING`, and tokens
+    that end its text have names of their own."""
     named = [f"t{i}" for i in range(model.vocabulary)]
     if "generate" in model.kinds and (middle := model.vocabulary // 2) > len(SPELLING):
         named[middle : middle + len(SPELLING)] = SPELLING

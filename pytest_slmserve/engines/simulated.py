@@ -146,7 +146,8 @@ class _Sequence:
 
 
 def made_after(steps: int, acceptance: float) -> int:
-    """Tokens of a sequence after so many steps, the first of which makes one; each later one may add from a draft."""
+    """Return tokens of a sequence after so many steps, the first of which makes one; each later one may add from a
+    draft."""
     return steps + int((steps - 1) * acceptance + 1e-9) if steps > 0 else 0
 
 
@@ -168,11 +169,14 @@ class SimulatedEngine(Engine):
         self.limits = spec.with_arguments(())
         given = {name: value for name, value in self.limits.extra if name not in NO_FAULTS}
         if name := next((name for name, value in given.items() if isinstance(value, str)), ""):
-            raise BadUsage(f"{name}={given[name]}, which is no number", f"--slm-engine-arg {name}=0.1")
+            raise BadUsage(f"{name}={given[name]}, which is not a number", f"--slm-engine-arg {name}=0.1")
         try:
             self.faults = Faults(**given)
         except TypeError as error:
-            raise BadUsage(f"the simulated engine has no such argument: {error}", "t_inf, b_half, noise, ...") from None
+            raise BadUsage(
+                f"the simulated engine has no such argument: {error}",
+                "Use one of t_inf, b_half, noise, and the other arguments of the simulated engine.",
+            ) from None
         self.speed, self.extra_env = speed, dict(extra_env or {})
         self.gpus = gpus or spec.tensor_parallel_size
         self.model = spec.known_model
@@ -201,7 +205,7 @@ class SimulatedEngine(Engine):
         )
 
     def start_of(self, pace: float, cold: bool = False) -> dict[str, Any]:
-        """The seconds of a start that takes `pace` times as long as by the formula, and of its stages."""
+        """Return the seconds of a start that takes `pace` times as long as by the formula, and of its stages."""
         start_s = pace * self.faults.start_s
         stages = {name: seconds * min(1.0, self.faults.start_s / START_S) * pace for name, seconds in STAGES.items()}
         more_s = pace * COLD_S * cold
@@ -224,8 +228,8 @@ class SimulatedEngine(Engine):
         return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence
 
     def drawn_law(self, workload: Workload) -> tuple[float, float]:
-        """The law of all its GPUs in one run, with the noise of the run: t_inf in output tokens/s, without the waits of
-        the GPUs for each other, and b_half in sequences."""
+        """Return the law of all its GPUs in one run, with the noise of the run: t_inf in output tokens/s, without the
+        waits of the GPUs for each other, and b_half in sequences."""
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
         if workload.spec.response_format:
@@ -317,8 +321,8 @@ class SimulatedEngine(Engine):
         return min(kept, shared) // BLOCK_SIZE * BLOCK_SIZE
 
     def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, list[float], int]:
-        """The requests that were sent, the steps, the seconds of kernels in each, and the number of requests that have
-        not ended.
+        """Return the requests that were sent, the steps, the seconds of kernels in each, and the number of requests
+        that have not ended.
 
         The engine runs as many sequences as its limit and its KV cache allow at full length, so it never preempts by
         itself. When a sequence ends is known as soon as it is admitted: so the cost of a step here depends on the
@@ -425,7 +429,7 @@ class SimulatedEngine(Engine):
         return samples, trace, kernels, len(sent) - ended
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        """Tokens that are drawn from the seed and the request; from `other_token_at` on, other tokens."""
+        """Return tokens that are drawn from the seed and the request; from `other_token_at` on, other tokens."""
         drawn = [random.Random(f"{self.spec.seed} {number}") for number in range(min(requests, len(workload.requests)))]
         tokens = [[each.randrange(self.model.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)

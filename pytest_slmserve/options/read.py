@@ -53,8 +53,8 @@ def read_options(
 
 
 def _value(opt: Opt, given: Any, where: str) -> tuple[Any, Sequence[str]]:
-    """The value of what was given, and its texts: a text, a value of TOML, or a list of them if an option may be given
-    again. Raises BadUsage, also for a secret, which is not repeated: all options may go into the records."""
+    """Return the value of what was given, and its texts: a text, a value of TOML, or a list of them if an option may be
+    given again. Raises BadUsage, also for a secret, which is not repeated: all options may go into the records."""
     parts = [str(part) for part in given] if isinstance(given, list) else None
     if opt.many:
         texts = str(given).split() if parts is None else parts
@@ -84,47 +84,52 @@ def _check(options: Options) -> None:
     other runs. Raises BadUsage."""
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
-        raise BadUsage("--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint cannot be combined", "only one of them")
+        raise BadUsage(
+            "--slm-gpu, --slm-cpu, --slm-simulate and --slm-endpoint cannot be combined", "Use only one of them."
+        )
     if (name := Path(options.records).name) in BESIDE_THE_RECORDS:
-        raise BadUsage(f"--slm-records={options.records}: a gate writes {name} beside its records", "a name in .jsonl")
+        raise BadUsage(
+            f"--slm-records={options.records}: a gate writes {name} beside its records",
+            "Choose a name that ends in .jsonl.",
+        )
     if options.export and Path(options.export.partition("=")[2]) == Path(options.records):
         raise BadUsage(f"slm_export={options.export} would write into the records", "-o slm_export=WHAT=ELSEWHERE")
     own = [opt.flag for opt in typed if opt.name.startswith(OF_A_GATE)]
     if own and not options.gate and not (options.baseline and own[0] == "--slm-gate-margin"):
-        raise BadUsage(f"{own[0]} says what a gate compares, and there is no gate", f"--slm-gate {own[0]} ...")
+        raise BadUsage(f"{own[0]} applies only to a gate", f"--slm-gate {own[0]} ...")
     if options.gate and isinstance(options.resume, str):
-        why = "--slm-gate: a gate stays in one archive, so it goes on only in that which has its pairs"
+        why = "--slm-gate: a gate resumes only in the results file that has its pairs"
         raise BadUsage(why, f"--slm-records={options.resume} --slm-resume")
     flag = "calibrate" if options.calibrate else "gate"
     if options.gate and options.source[flag] != "ini" and options.platform is None:
-        raise BadUsage(f"--slm-{flag} needs an engine to measure", f"--slm-{flag} with {OWN_MODES}")
+        raise BadUsage(f"--slm-{flag} needs an engine to measure", f"Add {OWN_MODES} to --slm-{flag}.")
     if options.simulate_slowdown and not options.simulate and options.source["simulate_slowdown"] == "command line":
-        raise BadUsage("--slm-simulate-slowdown slows a simulated candidate, and no other", "it with --slm-simulate")
+        raise BadUsage("--slm-simulate-slowdown slows only a simulated candidate", "Add --slm-simulate.")
     given = [opt.flag for opt in OPTS if opt.name.startswith(OF_A_SIDE) and getattr(options, opt.name)]
     if options.calibrate and given:
         why = f"{given[0]} would make the sides of a calibration differ"
-        raise BadUsage(why, f"--slm-calibrate without {given[0]}")
+        raise BadUsage(why, f"Run --slm-calibrate without {given[0]}.")
     if options.calibrate and options.gate_launches == "start":
-        why = "a calibration measures loads, and a gate of the start has none: its own table tells the spread"
+        why = "a calibration measures loads, and a gate of start-up has none"
         raise BadUsage(why, "--slm-gate --slm-gate-launches=start")
     # Options of engines that are started here say nothing of a server that runs already.
     if options.endpoint and options.gate:
-        why = "rests on pairs of fresh launches, and a server that runs already is not ours to launch"
-        raise BadUsage(f"--slm-{flag} {why}", f"{OWN_MODES} in place of --slm-endpoint")
+        why = "needs to launch engines, and an endpoint runs already"
+        raise BadUsage(f"--slm-{flag} {why}", f"Replace --slm-endpoint with {OWN_MODES}.")
     if options.endpoint and options.baseline:
-        why = "a server does not tell the limits it works under, so two days of it cannot be held against each other"
-        raise BadUsage(f"--slm-baseline: {why}", "--slm-endpoint without it")
+        why = "a server does not report its limits, so two runs of it cannot be compared"
+        raise BadUsage(f"--slm-baseline: {why}", "Use --slm-endpoint without --slm-baseline.")
     lost = next((opt.flag for opt in typed if opt.own and getattr(options, opt.name) != "off"), None)
     if options.endpoint and lost:
-        why = f"{lost} is for engines that are started here, and an endpoint runs already"
-        raise BadUsage(why, f"no {lost} with an endpoint")
+        why = f"{lost} applies only to engines that are started here, not to an endpoint"
+        raise BadUsage(why, f"Remove {lost}.")
     if options.ray and options.platform is None and options.source["ray"] == "command line":
-        raise BadUsage("--slm-ray needs an engine to measure", f"--slm-ray with {OWN_MODES}")
+        raise BadUsage("--slm-ray needs an engine to measure", f"Add {OWN_MODES}.")
     if options.ray and options.endpoint:
-        raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "only one of them")
+        raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "Use only one of them.")
     if options.ray and options.gate:  # what decides as it goes cannot be sent beforehand
         why = "its pairs of launches decide as they go, and belong on one GPU"
-        raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "--slm-gate without --slm-ray, on a GPU host")
+        raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "Run --slm-gate without --slm-ray, on a GPU host.")
     if options.ray and options.sweep == "adaptive":
         why = "it decides as it goes what to measure next, and a task is told beforehand"
         raise BadUsage(f"--slm-sweep adaptive is not sent to Ray: {why}", "--slm-sweep full")
@@ -141,8 +146,8 @@ def near_option(flag: str) -> str:
 
 
 def _to_type(opt: Opt, text: str) -> str:
-    """The option as it may be typed in place of a wrong value: of several words the one that is near, or the last one,
-    which is no default; of others the default, or an example."""
+    """Return the option as it may be typed in place of a wrong value: of several words the one that is near, or the
+    last one, which is no default; of others the default, or an example."""
     if opt.choices:
         near = get_close_matches(text, opt.choices, 1)
         return f"{opt.flag}={near[0] if near else opt.choices[-1]}"
@@ -151,7 +156,8 @@ def _to_type(opt: Opt, text: str) -> str:
 
 
 def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
-    """Words of a command line that gives these options: all that are not their default, wherever they came from."""
+    """Return words of a command line that gives these options: all that are not their default, wherever they came
+    from."""
     words: list[str] = []
     for opt in OPTS:
         value = getattr(options, opt.name)

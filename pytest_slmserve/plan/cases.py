@@ -266,7 +266,7 @@ def spread(groups: Sequence[Group], gpus: int) -> list[Group]:
     for group in in_order(groups):
         width = len(group.engine.gpus)
         if width > gpus:
-            raise BadUsage(f"an engine takes {width} GPUs, and the plan has {gpus}", f"{width} or more")
+            raise BadUsage(f"an engine takes {width} GPUs, and the plan has {gpus}", f"Plan with {width} GPUs or more.")
         taken = [heapq.heappop(free) for _ in range(width)]
         begins_s = max(at for at, _ in taken)
         placed.append(group._replace(gpus=tuple(sorted(gpu for _, gpu in taken)), begins_s=begins_s))

@@ -59,12 +59,15 @@ def model_of(name: str) -> catalogue.Model:
     if folder is None:
         alike = get_close_matches(name.lower(), catalogue.KNOWN_AS, cutoff=0.75)
         near = " or ".join(dict.fromkeys(catalogue.KNOWN_AS[each] for each in alike))
-        hints = [near] if near else []
+        hints = [f"name {near}"] if near else []
         if ON_THE_HUB.fullmatch(name):
             own = name.rsplit("/", 1)[-1]
-            hints.append(f"`hf download {name} config.json --local-dir {own}` and the folder {own}")
+            hints.append(f"run `hf download {name} config.json --local-dir {own}` and name the folder {own}")
         anyone = "" if near else f"one of {', '.join(catalogue.CATALOGUE)}, or "
-        raise BadUsage(f"unknown model {name!r}", "; ".join([*hints, f"{anyone}a folder that holds a config.json"]))
+        raise BadUsage(
+            f"unknown model {name!r}",
+            f"To continue: {'; '.join([*hints, f'name {anyone}a folder that holds a config.json'])}.",
+        )
     config = read_config(folder)
     entries, uncompared = config.items(), ("_token_id", "dtype")
     source: catalogue.ModelSource = "folder" if folder == Path(name) else "hub"
@@ -92,7 +95,7 @@ def config_folder(model: str) -> Path | None:
         return Path(model)
     with suppress(OSError):  # a name that no folder can have
         if Path(model).is_dir():
-            raise BadUsage(f"the folder {model} holds no config.json", "the config.json that came with the model")
+            raise BadUsage(f"the folder {model} holds no config.json", "Copy the config.json of the model into it.")
     if not ON_THE_HUB.fullmatch(model):
         return None
     home = Path(os.environ.get("HF_HOME") or user_cache("huggingface"))
@@ -116,10 +119,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    hint = f"the {path.name} that came with the model"
+    hint = f"Use the {path.name} that came with the model."
     found = read_json(path, hint)
     if not isinstance(found, dict):
-        raise BadUsage(f"{path} is no configuration of a model", hint)
+        raise BadUsage(f"{path} is not a configuration of a model", hint)
     return found
 
 
@@ -244,16 +247,18 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> dict[st
 
 def missing(model: str, kinds: Sequence[str]) -> BadUsage:
     """Return the error of a name without a configuration. kinds: names of what the Hub's library raised."""
-    elsewhere = f"`hf download {model} config.json` where there is a network, or a folder with its config.json"
+    elsewhere = f"`hf download {model} config.json` on a host with a network, or name a folder with its config.json"
     if "GatedRepoError" in kinds:
-        return BadUsage(f"{model} is gated on the Hub", "its licence, accepted there, and HF_TOKEN=TOKEN")
+        return BadUsage(f"{model} is gated on the Hub", "Accept its license on the Hub, and set HF_TOKEN=TOKEN.")
     if "RepositoryNotFoundError" in kinds or "HFValidationError" in kinds:
-        return BadUsage(f"the Hub has no model {model}, or it is private", "its name there, or HF_TOKEN=TOKEN")
+        return BadUsage(
+            f"the Hub has no model {model}, or it is private", "Check its name on the Hub, or set HF_TOKEN=TOKEN."
+        )
     if "EntryNotFoundError" in kinds and "LocalEntryNotFoundError" not in kinds:
-        return BadUsage(f"{model} has no config.json on the Hub", "a model in the format of Transformers")
+        return BadUsage(f"{model} has no config.json on the Hub", "Choose a model in the format of Transformers.")
     if "ModuleNotFoundError" in kinds:
-        return BadUsage(f"{model}: the Hub's library is not installed", f"--slm-python=PATH, or {elsewhere}")
+        return BadUsage(f"{model}: the Hub's library is not installed", f"Pass --slm-python=PATH, or run {elsewhere}.")
     for offline in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         if os.environ.get(offline, "").upper() in ("1", "ON", "YES", "TRUE"):
-            return BadUsage(f"{model} is not in the Hub's cache, and {offline} is set", elsewhere)
-    return BadUsage(f"{model} is not in the Hub's cache, and the Hub does not answer", elsewhere)
+            return BadUsage(f"{model} is not in the Hub's cache, and {offline} is set", f"Run {elsewhere}.")
+    return BadUsage(f"{model} is not in the Hub's cache, and the Hub does not answer", f"Run {elsewhere}.")

@@ -80,11 +80,11 @@ def engine_spec(
     known, defaults = model_of(model), DEFAULTS[platform]
     if known.architecture == ALIBI and platform == "cpu":
         biased = "its attention has biases (ALiBi), which vLLM's CPU backend has not"
-        raise BadUsage(f"{model}: {biased}", "another model")
+        raise BadUsage(f"{model}: {biased}", "Choose another model.")
     vllm, last = environment.vllm, LAST_RELEASE.get(known.architecture)
     if last and vllm and tuple(map(int, re.findall(r"\d+", vllm)[:2])) > last:
         gone = f"vLLM {vllm} has no {known.architecture}, the last release that has is {last[0]}.{last[1]}"
-        raise BadUsage(f"{model}: {gone}", "another model")
+        raise BadUsage(f"{model}: {gone}", "Choose another model.")
     peaks, given = peaks_of(environment.gpu_name), zip((options.input_len, options.output_len), defaults.lengths)
     # float16 for bfloat16 on a GPU that has none, as vLLM has it.
     dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else known.dtype
@@ -93,7 +93,7 @@ def engine_spec(
     kind = kind_for(options, known)
     if kind != "generate" and vllm and release(vllm) < POOLING_SINCE:
         since = ".".join(map(str, POOLING_SINCE))
-        raise BadUsage(f"{model}: vLLM {vllm} is not asked to {kind} from here", f"vLLM {since} or later")
+        raise BadUsage(f"{model}: vLLM {vllm} is not asked to {kind} from here", f"Install vLLM {since} or later.")
     spec = EngineSpec(
         model=catalogue_name(model) or model,
         platform=platform,
@@ -130,13 +130,13 @@ def engine_spec(
         tokens = kv_cache.given_limit(spec, "max_num_batched_tokens")
         spec = replace(spec, max_num_seqs=min(spec.max_num_seqs, tokens))
     if why := known.indivisible(spec.tensor_parallel_size):
-        raise BadUsage(why, "--slm-tensor-parallel-size with numbers that do")
+        raise BadUsage(why, "Choose values of --slm-tensor-parallel-size that do.")
     kv_cache.check_quantization(spec)
     kv_cache.check_arguments(spec)
     method = kv_cache.quantization_of(spec) or ""
     if peaks and peaks.family.startswith("V100") and method.startswith(FROM_TURING_ON):
         why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"
-        hint = "another GPU, or --slm-quantization gptq for a model that was quantized so"
+        hint = "Use another GPU, or --slm-quantization gptq for a model that was quantized so."
         raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
     if platform == "cpu":
         return spec
@@ -148,7 +148,7 @@ def engine_spec(
     wanted = options.gpu_memory or there
     if wanted > there * (1 + UNUSABLE):
         why = f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted"
-        raise BadUsage(why, "a smaller --slm-gpu-memory")
+        raise BadUsage(why, "Lower --slm-gpu-memory.")
     # A simulated device is imagined too; a plan without Transformers goes on.
     own_weights = -(-(weights or 0) // spec.tensor_parallel_size)
     budget = kv_cache.kv_budget_bytes(min(wanted, there), options.gpu_memory_utilization, own_weights)
@@ -183,7 +183,6 @@ def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
 
 
 def _shared(options: Options, share: float | None) -> dict[str, Any]:
-    """Return fields of the requests that have a share of their prompts in common, if one is asked for."""
     return {} if share is None else {"prefix_share": share, "prefix_groups": options.prefix_groups}
 
 
@@ -194,7 +193,8 @@ def kind_for(options: Options, model: Model) -> Kind:
     if kind not in model.kinds:
         able = " or ".join(f"-o slm_kind={each}" for each in model.kinds)
         raise BadUsage(
-            f"{model.name}: its head is not made to {kind} ({model.architecture})", f"{able}; or another model"
+            f"{model.name}: its head is not made to {kind} ({model.architecture})",
+            f"Run with {able}, or choose another model.",
         )
     return kind
 
@@ -203,7 +203,7 @@ def check_length(name: str, tokens: int, positions: int) -> None:
     """Raise BadUsage if requests of this length do not fit the context of an engine or a model of this name."""
     if tokens > positions:
         why = f"requests of {tokens} tokens do not fit its {positions} positions"
-        raise BadUsage(f"{name}: {why}", "shorter requests: --slm-input-len or --slm-output-len")
+        raise BadUsage(f"{name}: {why}", "Shorten the requests with --slm-input-len or --slm-output-len.")
 
 
 def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
@@ -213,9 +213,11 @@ def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
         return
     asked, block = f"a prefix share of {share:g} is asked for", kv_cache.kv_layout(engine).block_size
     if engine.interface == "transformers":
-        raise BadUsage(f"{asked}, and Transformers has no cache of prefixes", 'interface="engine", or "server"')
+        raise BadUsage(
+            f"{asked}, and Transformers has no cache of prefixes", 'Use interface="engine" or interface="server".'
+        )
     if not engine.caches_prefixes:
-        hint = "--slm-engine-arg enable_prefix_caching=true, or no --slm-prefix-share"
+        hint = "Add --slm-engine-arg enable_prefix_caching=true, or remove --slm-prefix-share."
         raise BadUsage(f"{asked}, and the engine's prefix cache is off", hint)
     if share and longest < block:
         why = f"that is {longest} tokens of a prompt at most, and the cache keeps whole blocks of {block}"
@@ -241,7 +243,7 @@ def checked_lengths(given: Any) -> tuple[int | None, int | None]:
     match given:
         case (int() | None as prompt, int() | None as output):
             return prompt, output
-    raise BadUsage(f"lengths={given!r} is no pair of prompt and output tokens", "lengths=(512, 64)")
+    raise BadUsage(f"lengths={given!r} is not a pair of prompt and output tokens", "lengths=(512, 64)")
 
 
 def checked_adapters(given: Any) -> tuple[int, int] | None:
@@ -252,7 +254,7 @@ def checked_adapters(given: Any) -> tuple[int, int] | None:
         case (int(count), int(rank)):
             found = Adapters(count, rank)
             return found.count, found.rank
-    raise BadUsage(f"lora={given!r} is no pair of a number and a rank", "lora=(16, 8)")
+    raise BadUsage(f"lora={given!r} is not a pair of a number and a rank", "lora=(16, 8)")
 
 
 def engine_options(words: Words, given: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
@@ -298,7 +300,9 @@ class Planner:
         if self.options.models:
             return self.options.models
         if self.platform == "remote":
-            raise BadUsage("--slm-endpoint: no model was named", "--slm-models NAME, as the server calls it")
+            raise BadUsage(
+                "--slm-endpoint: no model was named", "Pass --slm-models NAME, with the name that the server uses."
+            )
         misfits = {model: self.misfit(model) for model in DEFAULTS[self.platform].models}
         self.notes += [f"{model} is left out: {why}" for model, why in misfits.items() if why]
         return tuple(model for model, why in misfits.items() if why is None)
@@ -346,7 +350,7 @@ class Planner:
         spec = workload_spec(self.options._replace(**changes), self.platform)
         if words.get("lora") and self.platform == "remote":
             raise BadUsage(
-                "lora: an endpoint calls its adapters as it likes", "an engine that is started here: --slm-gpu"
+                "lora: an endpoint calls its adapters as it likes", "Use an engine that is started here: --slm-gpu."
             )
         if "lengths" in words:
             spec = spec.with_lengths(*checked_lengths(words["lengths"]))
@@ -358,7 +362,7 @@ class Planner:
             check_length(known.name, spec.longest, known.positions)  # before they are made
         if known is None and spec.source == "sharegpt" and not spec.tokenizer:
             why = "--slm-dataset: the text needs a tokenizer, and that of this model is not known"
-            raise BadUsage(why, "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub")
+            raise BadUsage(why, "Pass -o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub.")
         name = f"{known and (known.name if self.options.dataset else known.vocabulary)} {spec}"
         if name not in self._workloads:
             if known:
@@ -442,7 +446,7 @@ class Planner:
         if cut and asked:
             why = f"--slm-concurrency: {cut[0][0]} concurrent requests do not fit {spec.model}: {cut[0][1]}"
             smaller = f"up to {kv_cache.kv_capacity(spec, longest)}, shorter requests (--slm-input-len)"
-            raise BadUsage(why, f"{smaller}, or a larger --slm-gpu-memory-utilization")
+            raise BadUsage(why, f"Use {smaller}, or a larger --slm-gpu-memory-utilization.")
         loads = {f"{short_name(model)}-{n}": self.load(n) for n, why in fits.items() if not why}
         cases = tuple(self.case(spec, [workload], [load], model=model, id=id) for id, load in loads.items())
         beyond, twice = None, 2 * LARGEST_LOAD
@@ -509,7 +513,7 @@ class Planner:
         a ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided."""
         if (n := len(engines)) > concurrency or concurrency % n:
             why = f"{concurrency} concurrent requests cannot be divided evenly among {n} replicas"
-            raise BadUsage(why, "a multiple, such as 96, 192 or 384")
+            raise BadUsage(why, "Use a multiple, such as 96, 192 or 384.")
         workloads = [self.workload(engine.model) for engine in engines.engines]
         return self.case(engines, workloads, [replace(self.load(concurrency // n), **load or {})] * n, **names)
 
@@ -519,12 +523,14 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
     cores = host.environment.cores
     if host.device == "cpu" and cores and wanted[-1] >= cores:
         problem = f"{wanted[-1] + 1} processes of vLLM's CPU backend need a core each, and there are {cores}"
-        raise BadUsage(problem, f"{cores} or fewer")
+        raise BadUsage(problem, f"Use {cores} or fewer.")
     if host.gpus and wanted[-1] >= len(host.gpus):
         count = f"{len(host.gpus)} GPU is" if len(host.gpus) == 1 else f"{len(host.gpus)} GPUs are"
-        raise BadUsage(f"{wanted[-1] + 1} GPUs are asked for, and {count} visible", f"{len(host.gpus)} or fewer")
+        raise BadUsage(
+            f"{wanted[-1] + 1} GPUs are asked for, and {count} visible", f"Ask for {len(host.gpus)} or fewer."
+        )
     if host.gpus and (why := unlike([host.gpus[i] for i in (0, *wanted)])):
-        raise BadUsage(f"{why}: what they serve cannot be compared", "CUDA_VISIBLE_DEVICES with GPUs of one kind")
+        raise BadUsage(f"{why}: what they serve cannot be compared", "Set CUDA_VISIBLE_DEVICES to GPUs of one kind.")
 
 
 # Cases by the kind of test
@@ -548,14 +554,14 @@ def point_cases(planner: Planner, words: Words) -> list[Case]:
         workloads = {case.model: (planner.workload(case.model, words),) for case in planned}
         return [replace(case, engines=engines[case.model], workloads=workloads[case.model]) for case in planned]
     if not isinstance(words["points"], Iterable):
-        raise BadUsage(f"points={words['points']!r} is no list of points", A_POINT)
+        raise BadUsage(f"points={words['points']!r} is not a list of points", A_POINT)
     found, own = [], engine_options(words, planner.options.engine_arg)
     for point in words["points"]:
         match point:
             case (str(model), int(concurrency)):
                 pass
             case _:
-                raise BadUsage(f"{point!r} is no point: a model and a concurrency", A_POINT)
+                raise BadUsage(f"{point!r} is not a point: a model and a concurrency", A_POINT)
         if planner.options.models and not planner.swept(model):
             continue
         name, why = f"{short_name(model)}-{concurrency}", planner.misfit(model, **own)
@@ -635,7 +641,7 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
                 room = kv_cache.kv_capacity(spec, workload.longest)
                 if room is not None and room < 1:
                     why = f"{model}: the KV cache has no room for a request of {workload.longest} tokens"
-                    raise BadUsage(why, "more GPUs")
+                    raise BadUsage(why, "Use more GPUs.")
             except BadUsage as error:
                 why = error.problem
                 wide += [Case(model=model, id=f"{name}-{load}-tp{n}", skip_reason=why) for load in loads]
@@ -658,18 +664,20 @@ def job_cases(planner: Planner, words: Words) -> list[Case]:
     were chosen, if any. Raises BadUsage for wrong words."""
     jobs = words["jobs"]
     if isinstance(jobs, Mapping) and (unknown := jobs.keys() - {"gpu", "cpu"}):
-        raise BadUsage(f"jobs for {', '.join(map(repr, sorted(unknown)))}, which is no mode", '"gpu" or "cpu"')
+        raise BadUsage(f"jobs for {', '.join(map(repr, sorted(unknown)))}, which is not a mode", 'Use "gpu" or "cpu".')
     found = jobs.get("cpu" if planner.platform == "cpu" else "gpu", ()) if isinstance(jobs, Mapping) else jobs
     known = list(inspect.signature(job_case).parameters)[1:]
     if not isinstance(found, Iterable):
-        raise BadUsage(f"jobs={jobs!r} is no list of jobs", f"jobs=[{A_JOB}]")
+        raise BadUsage(f"jobs={jobs!r} is not a list of jobs", f"jobs=[{A_JOB}]")
     for facts in found:
         if isinstance(facts, Mapping) and (unknown := set(facts) - set(known)):
-            raise BadUsage(f"a job has no {', '.join(sorted(unknown))}", ", ".join(known))
+            raise BadUsage(f"a job has no {', '.join(sorted(unknown))}", "Use " + ", ".join(known) + ".")
         if not isinstance(facts, Mapping) or not {"model", "requests"} <= facts.keys():
-            raise BadUsage(f"{facts!r} is no job: a model and a number of requests", A_JOB)
+            raise BadUsage(f"{facts!r} is not a job: a model and a number of requests", A_JOB)
         if facts.get("batching") not in (None, *get_args(Batching)):
-            raise BadUsage(f"a job has no batching {facts['batching']!r}", " or ".join(get_args(Batching)))
+            raise BadUsage(
+                f"a job has no batching {facts['batching']!r}", "Use " + " or ".join(get_args(Batching)) + "."
+            )
     chosen = planner.options.models
     return [job_case(planner, **facts) for facts in found if not chosen or planner.swept(facts["model"])]
 

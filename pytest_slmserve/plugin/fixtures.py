@@ -179,7 +179,7 @@ def slm_alone(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 def slm_baseline(request: pytest.FixtureRequest) -> StoredBaseline:
     """The stored baseline that `--slm-baseline` names; without that option, tests that request it are skipped."""
     if plugin.BASELINE not in request.config.stash:
-        pytest.skip("nothing to be held against: needs --slm-baseline")
+        pytest.skip("no baseline to compare with: needs --slm-baseline")
     return request.config.stash[plugin.BASELINE]
 
 
@@ -233,7 +233,7 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
     sensors."""
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
-        raise BadUsage("no sensors are read in this run", "not --slm-telemetry off")
+        raise BadUsage("no sensors are read in this run", "Remove --slm-telemetry off.")
     return lambda: plugin.items.watching(sampler, environment)
 
 

@@ -102,12 +102,12 @@ class ItemPlan:
 
 
 def plans_of(items: Sequence[Any]) -> list[ItemPlan]:
-    """The plans of items, in their order; an empty plan for an item that measures nothing."""
+    """Return the plans of items, in their order; an empty plan for an item that measures nothing."""
     return [item.stash[PLAN] if PLAN in item.stash else ItemPlan(item.name) for item in items]
 
 
 def cases_of_items(plans: Sequence[ItemPlan]) -> list[Case]:
-    """The distinct cases of items, in the order of the items."""
+    """Return the distinct cases of items, in the order of the items."""
     return list({plan.case.key: plan.case for plan in plans if plan.case}.values())
 
 
@@ -115,7 +115,7 @@ def cases_of_items(plans: Sequence[ItemPlan]) -> list[Case]:
 
 
 def words_of(item: Any) -> dict[str, Any]:
-    """Words of the item's slm marker and of those that its parameters have."""
+    """Return words of the item's slm marker and of those that its parameters have."""
     words: dict[str, Any] = {}
     for mark in (item.get_closest_marker("slm"), *getattr(item, "own_markers", ())):
         words |= mark.kwargs if mark and mark.name == "slm" else {}
@@ -123,7 +123,7 @@ def words_of(item: Any) -> dict[str, Any]:
 
 
 def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
-    """The engine that a marker asks for. Raises BadUsage for an impossible one."""
+    """Return the engine that a marker asks for. Raises BadUsage for an impossible one."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
     options = planning.engine_options(words, session.options.engine_arg)
@@ -134,7 +134,7 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
 
 
 def values_of(given: Any) -> Sequence[Any]:
-    """The values of a word that may have several."""
+    """Return the values of a word that may have several."""
     return given if isinstance(given, list | tuple) and given else [given]
 
 
@@ -148,11 +148,11 @@ def check_item(item: Any) -> None:
     engine = {field.name for field in fields(EngineSpec)} - {"model", "platform"}
     known = ["model", *sorted(engine), *NOT_OF_THE_ENGINE]
     if unknown := set(words) - set(known):
-        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", ", ".join(known))
+        raise BadUsage(f"@pytest.mark.slm has no {', '.join(sorted(unknown))}", "Use one of " + ", ".join(known) + ".")
     chosen = sorted(words.keys() - NOT_OF_THE_ENGINE)
     if chosen and hasattr(item, "callspec") and item.callspec.params.keys() & PARAMETRISED:
         why = f"@pytest.mark.slm({chosen[0]}=...): this test runs for all models of the run, on the options' engine"
-        raise BadUsage(why, "--slm-models=MODEL and --slm-engine-arg NAME=JSON")
+        raise BadUsage(why, "Use --slm-models=MODEL and --slm-engine-arg NAME=JSON.")
     if "lengths" in words:
         planning.checked_lengths(words["lengths"])
     planning.engine_options(words)  # which raises for adapters that are none
@@ -163,19 +163,39 @@ def check_item(item: Any) -> None:
     drafts, of_points = words.get("speculation"), "slm_point" in item.fixturenames
     sides = values_of(drafts) if of_points else [drafts]
     checks = {  # of each word: whether its value is one, what the error says if not, and what to type
-        "model": (isinstance(model, str), "is no name of a model", 'model="opt-125m"'),
-        "prefix_share": (is_share, "is no share of prompts", "prefix_share=0.5; of slm_point also (0, 0.5, 0.9)"),
-        "turns": (type(turns) is int and turns > 1, "is no number of turns", "turns=4, or another number from 2 on"),
+        "model": (isinstance(model, str), "is not a name of a model", 'model="opt-125m"'),
+        "prefix_share": (
+            is_share,
+            "is not a share of prompts",
+            "Use prefix_share=0.5, or (0, 0.5, 0.9) with slm_point.",
+        ),
+        "turns": (
+            type(turns) is int and turns > 1,
+            "is not a number of turns",
+            "Use turns=4, or another number from 2 on.",
+        ),
         "cached": (
             "turns" in words and all(type(one) is bool for one in switches),
             "says nothing of a cache of conversations",
-            "turns=4, cached=True; of slm_point also (False, True)",
+            "Use turns=4, cached=True, or cached=(False, True) with slm_point.",
         ),
-        "speculation": ({*map(type, sides)} == {bool}, "is no yes or no", "True; of slm_point also (False, True)"),
-        "ramp_up": (ramp_up in get_args(RampUp), "is no ramp-up", " or ".join(get_args(RampUp))),
-        "gpus": (isinstance(gpus, int) and gpus > 0, "is no number of GPUs", "gpus=2"),
-        "gate": (gate in WITHOUT_THE_OPTION, "is no gate without --slm-gate", " or ".join(WITHOUT_THE_OPTION)),
-        "needs": (needs in [*NEEDS], "needs what is not known", " or ".join(f'needs="{name}"' for name in NEEDS)),
+        "speculation": (
+            {*map(type, sides)} == {bool},
+            "is not True or False",
+            "Use True, or (False, True) with slm_point.",
+        ),
+        "ramp_up": (ramp_up in get_args(RampUp), "is not a ramp-up", f"Use {' or '.join(get_args(RampUp))}."),
+        "gpus": (isinstance(gpus, int) and gpus > 0, "is not a number of GPUs", "gpus=2"),
+        "gate": (
+            gate in WITHOUT_THE_OPTION,
+            "is not a gate without --slm-gate",
+            f"Use {' or '.join(WITHOUT_THE_OPTION)}.",
+        ),
+        "needs": (
+            needs in [*NEEDS],
+            "needs what is not known",
+            f"Use one of {', '.join(f'needs={name!r}' for name in NEEDS)}.",
+        ),
     }
     for word, (is_one, problem, hint) in checks.items():
         if word in words and not is_one:
@@ -184,16 +204,16 @@ def check_item(item: Any) -> None:
         may = COMPARING | ({"slm_job"} if word == "response_format" else set())
         if not may & {*item.fixturenames}:
             problem = f"@pytest.mark.slm({word}={words[word]!r}): none of this test's fixtures reads it"
-            raise BadUsage(problem, f"one of {', '.join(sorted(may))}; or {ASKED.get(word, '--slm-turns')}")
+            raise BadUsage(problem, f"Use one of {', '.join(sorted(may))}, or {ASKED.get(word, '--slm-turns')}.")
     for own in ("extra", "env"):
         try:
             names = [name for name, _ in words.get(own, ())]
         except (TypeError, ValueError):
-            problem = f"@pytest.mark.slm({own}={words[own]!r}) is no list of pairs"
+            problem = f"@pytest.mark.slm({own}={words[own]!r}) is not a list of pairs"
             raise BadUsage(problem, f'{own}=(("NAME", VALUE),)') from None
         if past := next(filter(takes_gpus, names), None):
             why = f"@pytest.mark.slm({own}=...): no lock and no sensor would hear of the GPUs that {past} asks for"
-            raise BadUsage(why, "tensor_parallel_size=2, or CUDA_VISIBLE_DEVICES before pytest")
+            raise BadUsage(why, "Use tensor_parallel_size=2, or set CUDA_VISIBLE_DEVICES before pytest.")
     if not any(name.startswith("slm_") for name in item.fixturenames):
         return
     try:
@@ -305,7 +325,7 @@ def named_models(session: Session, claim: str | None, named: Sequence[str] | Non
         return session.planner.models
     if not isinstance(named, list | tuple) or not all(isinstance(model, str) for model in named):
         given = named if isinstance(named, str) else "opt-125m"
-        raise BadUsage(f"@pytest.mark.slm(models={named!r}) is no list of models", f"models=[{given!r}]")
+        raise BadUsage(f"@pytest.mark.slm(models={named!r}) is not a list of models", f"models=[{given!r}]")
 
     def there(model: str) -> bool:
         return session.planner.swept(model) if session.options.models else session.planner.misfit(model) is None
@@ -344,7 +364,7 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
         suites = get_args(Suite)
         if len(marker.args) != 1 or marker.args[0] not in suites:
             given = ", ".join(map(repr, marker.args))
-            raise BadUsage(f"@pytest.mark.slm_suite({given}) names no suite", " or ".join(suites))
+            raise BadUsage(f"@pytest.mark.slm_suite({given}) names no suite", "Use " + " or ".join(suites) + ".")
         files = (arg.partition("::")[0].removesuffix(".py") for arg in item.config.args)  # or modules
         by_path = any(re.split(r"[/\\.]", name)[-1] == item.path.stem for name in files)
         within = suites.index(marker.args[0]) <= suites.index(options.suite)
@@ -473,7 +493,7 @@ def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
     elif (cases or engines) and not answering:
         why = f"{path} answers nothing of this run: {difference(stored, [*cases, *engines])}"
     if why and isinstance(session.options.resume, str):
-        raise BadUsage(f"--slm-resume: {why}", "the options of the run that wrote it, or no --slm-resume")
+        raise BadUsage(f"--slm-resume: {why}", "Use the options of the run that wrote it, or remove --slm-resume.")
     if why:
         return f"nothing is resumed: {why}"
     valid = sum(m.id in session.reused for m in answering)
@@ -526,14 +546,14 @@ def checked(name: str, function: Callable[..., T], *given: object) -> Callable[.
     @wraps(function)
     def call(*values: object, **words: object) -> T:
         if unknown := [word for word in words if word not in known]:
-            raise BadUsage(f"{name} takes no {unknown[0]!r}", nearest(unknown[0], known))
+            raise BadUsage(f"{name} takes no {unknown[0]!r}", f"Use {nearest(unknown[0], known)}.")
         try:
             signature.bind(*values, **words)
         except TypeError as error:
-            raise BadUsage(f"{name}: {error}", ", ".join(known)) from None
+            raise BadUsage(f"{name}: {error}", "Use one of " + ", ".join(known) + ".") from None
         repeats = words.get("repeats")
         if repeats is not None and not (isinstance(repeats, int) and repeats > 0):
-            raise BadUsage(f"{name}: repeats={repeats!r} is no number of repeats", "repeats=3")
+            raise BadUsage(f"{name}: repeats={repeats!r} is not a number of repeats", "repeats=3")
         return function(*given, *values, **words)
 
     return call
@@ -603,7 +623,7 @@ class OwnEngine:
         """Measure points in rounds. Without `repeats` rounds go on until it is decided whether there is a plateau."""
         session = self.session
         if isinstance(concurrency, str | int):
-            raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is no list of numbers", "concurrency=[1, 2, 4]")
+            raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is not a list of numbers", "concurrency=[1, 2, 4]")
         cases = {n: self.case(n, load) for n in concurrency}
         if not cases:
             raise BadUsage("slm_sweep(concurrency=[]) names no load", "concurrency=[1, 2, 4]")
@@ -681,7 +701,7 @@ def shared_engines(
     """Return engines on one device, or skip the test if they cannot share it."""
     planner = session.planner
     if not models and n < 2:
-        raise BadUsage(f"{n} replica is an engine like any other", "slm_measure, or two and more")
+        raise BadUsage(f"{n} replica is an engine like any other", "Use slm_measure, or two and more replicas.")
     spec = planner.replicas(models or [model or planner.models[0]] * n, sharing, pinned, thread_percentage)
     if why := cannot_share(spec, planner.host.device):
         pytest.skip(why)
@@ -715,7 +735,7 @@ class SampledBlock:
     @property
     def seen(self) -> Run:
         if self.run is None:
-            raise BadUsage("the block that is watched has not ended", "ask after the with statement")
+            raise BadUsage("the block that is watched has not ended", "Ask after the with statement.")
         return self.run
 
     @property

@@ -26,9 +26,9 @@ LONGER = 1.1  # times a promise that is worth a word
 
 
 def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
-    """A row for each item that is not skipped, and one for the rest of each engine's budget while claims are open. A
-    point that several items ask for is paid by the first; one that is known needs no engine. A gate is estimated as a
-    clear case, which ends at the next look at its pairs."""
+    """Return a row for each item that is not skipped, and one for the rest of each engine's budget while claims are
+    open. A point that several items ask for is paid by the first; one that is known needs no engine. A gate is
+    estimated as a clear case, which ends at the next look at its pairs."""
     rows, paid, launched = list[PlannedItem](), set[str](), set[Engines]()
     executor, claimed = session.executor, {plan.claim.series for plan in plans if plan.claim}
     open_s, last = defaultdict[Engines, float](float), dict[Engines, int]()
@@ -68,7 +68,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
 
 
 def start_s(session: Session, engine: Engines) -> float:
-    """Seconds of a start, by how long the first one of this run took."""
+    """Return seconds of a start, by how long the first one of this run took."""
     first_s, taken = cases.DEFAULTS[engine.platform].first_s, session.devices.pool.first_start
     if taken is None:
         return start_estimate_s(engine)
@@ -77,7 +77,8 @@ def start_s(session: Session, engine: Engines) -> float:
 
 
 def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
-    """The time left for items, of which the first runs. step_s: of what it does at present, unless it is a gate."""
+    """Return the time left for items, of which the first runs. step_s: of what it does at present, unless it is a
+    gate."""
     rows, planned = plan_rows(session, plans), {case.key for case in cases_of_items(plans)}
     executor, current = session.executor, session.devices.pool.current
     asked = {case: missing for case, missing in executor.awaited().items() if case.key not in planned}
@@ -90,7 +91,7 @@ def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) 
 
 
 def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[PlannedItem]) -> tuple[float, str]:
-    """Seconds that a run of items takes, and a sentence of it. rows: what `plan_rows` makes of them."""
+    """Return seconds that a run of items takes, and a sentence of it. rows: what `plan_rows` makes of them."""
     groups = cases.groups_of(rows)
     gates = {plan.gate for plan in plans if plan.gate}
     engines = {group.engine for group in groups}
@@ -183,8 +184,8 @@ class ProgressLine:
                 self._tell(f"{engine_title(spec)} started in {seconds:.0f} s{longer}")
 
     def _longer(self) -> str:
-        """A clause on how long the run takes in all, if that is more than was promised by now. Of a gate nobody knows
-        until it ends."""
+        """Return a clause on how long the run takes in all, if that is more than was promised by now. Of a gate nobody
+        knows until it ends."""
         if self.left[0].compares:
             return ""
         left = time_left(self.slm, self.left)
@@ -195,8 +196,8 @@ class ProgressLine:
         return f": the run takes up to {minutes(seconds)} in all, not {before}" if minutes(seconds) != before else ""
 
     def _left(self, step: object, estimate_s: float) -> str:
-        """The time left, in words, estimated once for each step, because that hashes the keys of cases. A gate is one
-        step: how many pairs it needs shows late."""
+        """Return the time left, in words, estimated once for each step, because that hashes the keys of cases. A gate
+        is one step: how many pairs it needs shows late."""
         began = time.monotonic()
         if self.left[0].compares:
             step, began = self.left[0], self.item_began
@@ -214,7 +215,6 @@ class ProgressLine:
         return f"case {self.places[case.key]} of {number}" if case else f"{number} cases"
 
     def _measures(self, case: Case, title: str) -> None:
-        """Note a repeat when it begins, and print a line on the case before it."""
         if self.measured == (case, title):
             return
         if self.measured and self.measured[0].key != case.key and self.measured[1] != title:

@@ -135,14 +135,16 @@ class SessionHooks:
             counts = Counter(filter(None, reasons))
             if counts:
                 self.config.hook.pytest_deselected(items=[item for item, why in zip(items, reasons) if why])
-            self.collected += [f"slmserve leaves out {counted(n, 'test')}: {why}" for why, n in counts.items()]
+            self.collected += [f"slmserve: deselected {counted(n, 'test')}: {why}" for why, n in counts.items()]
+            built_in = shlex.join(["pytest", *as_words(options), "--pyargs", "pytest_slmserve.benchmarks"])
             kept = [item for item, why in zip(items, reasons) if not why]
             measured = list(filter(is_measured, kept))
             gates = [item for item in measured if "slm_gates" in item.fixturenames]  # type: ignore[attr-defined]
             if options.gate and not gates and not session.testsfailed:
                 flag = "--slm-calibrate" if options.calibrate else "--slm-gate"
-                hint = "--pyargs pytest_slmserve.benchmarks, or a path with such a test"
-                raise BadUsage(f"{flag}: no test uses slm_gate", hint)
+                raise BadUsage(f"{flag}: no test uses slm_gate", built_in)
+            if not any(map(is_measured, items)) and not session.testsfailed:
+                self.collected.append(f"slmserve: no test here uses a fixture of slmserve; try: {built_in}")
             tests.check_judged(gates)
             ordered = tests.in_running_order(self.slm, measured)
             self.slm.claims = {plan.claim.row.claim for plan in tests.plans_of(ordered) if plan.claim}
@@ -214,7 +216,7 @@ class SessionHooks:
             notes.append(f"{most}: it skips those that do not decide where the plateau is")
         if len(self.slm.looks) > 1 and not options.gate:
             budget = f"up to {self.slm.budget_s:g} s a model (--slm-budget)"
-            notes.append(f"a sweep goes on until its claims are decided, {budget}")
+            notes.append(f"a sweep continues until its claims are conclusive, {budget}")
         if options.gate:
             pairs = (FIRST_LOOKS[0], options.gate_pairs) if options.gate_launches != "start" else STARTS
             clear = f"a gate is estimated as a clear case, {pairs[0]} pairs"
@@ -281,7 +283,7 @@ class SessionHooks:
         if slm.page and time.monotonic() >= slm.page.next_at and is_measured(item):
             items = item.session.items
             ended = f"{items.index(item) + 1} of {len(items)} tests have ended."
-            self._write_page(progress=f"{ended} The run goes on: reload this page for more.")
+            self._write_page(progress=f"{ended} The run continues: reload this page for updates.")
         current = slm.devices.pool.current
         if current is not None and (nextitem is None or tests.plans_of([nextitem])[0].engine != current):
             slm.devices.pool.close()
@@ -316,7 +318,7 @@ class SessionHooks:
             session.exitstatus = EXIT_BROKEN_OFF if slm.options.gate else pytest.ExitCode.TESTS_FAILED
         asked = slm.options.gate and not slm.options.plan and not self.config.option.collectonly
         if asked and not slm.gates and session.exitstatus == ok:
-            slm.notes.append("--slm-gate: nothing was compared, and that is no pass")
+            slm.notes.append("--slm-gate: nothing was compared, so nothing passes")
             session.exitstatus = EXIT_INCONCLUSIVE
         for report in (*stats.get("failed", ()), *stats.get("error", ())):
             crash = getattr(report.longrepr, "reprcrash", None)

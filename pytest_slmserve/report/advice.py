@@ -73,7 +73,7 @@ def starts(plan: Plan) -> Iterator[Start]:
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
-    """The words of one command. What is unknown of the engine is left to vLLM."""
+    """Return the words of one command. What is unknown of the engine is left to vLLM."""
     spec = engine.spec
     variables = [f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"]
     words = ["env", *variables] if variables else []
@@ -331,7 +331,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
 
 
 def caps_text(seen: Decision) -> str:
-    """The largest batches that the laws allow; empty without a law."""
+    """Return the largest batches that the laws allow; empty without a law."""
     pairs = (("efficiency", seen.caps.efficiency), ("latency", seen.caps.slo))
     said = [f"{figure(cap)} by {name}" for name, cap in pairs if cap is not None]
     return f"by the saturation law alone the batch could be up to {', '.join(said)}" if said else ""
@@ -356,7 +356,6 @@ def _memory(advice: Advice) -> str:
 
 
 def no_memory(advice: Advice) -> str:
-    """Return why the memory that a model needs is unknown."""
     return advice.subject.engine.no_footprint if advice.subject.engine else "the model is not known: --model NAME"
 
 
@@ -489,5 +488,5 @@ def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curv
     checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
     parts: list[Part] = [Table(rows, columns) for rows in tables]
     parts += [f"law: here {here_law}; on {gpu} {there_law}"]
-    parts += checked or [f"not checked: no archive has this sweep on {gpu}"]
+    parts += checked or [f"not checked: no results file has this sweep on {gpu}"]
     return told, Section(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", parts)

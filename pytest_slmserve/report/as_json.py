@@ -19,7 +19,7 @@ from pytest_slmserve.schema.specs import load_facts
 
 
 def as_json(value: object) -> str:
-    """The text of one JSON value, over several lines."""
+    """Return the text of one JSON value, over several lines."""
     return json.dumps(plain(value), indent=2, allow_nan=False)
 
 
@@ -52,7 +52,7 @@ def facts(value: object, *names: str) -> dict[str, Any]:
 
 
 def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The text of a table whose head is that of all rows. Items of a list have "; " between them. A text that a
+    """Return the text of a table whose head is that of all rows. Items of a list have "; " between them. A text that a
     spreadsheet would take for a formula has a ' before it."""
     flat = [dict(_cells(plain(row))) for row in rows]
     text = io.StringIO()
@@ -134,7 +134,6 @@ def sweep_facts(found: Findings) -> Iterator[dict[str, Any]]:
 
 
 def _figures(point: Point | JobPoint, slo: Slo | None) -> dict[str, Any]:
-    """Return all figures of a point, by name, null for those that such a point never has."""
     bulk = BULK if type(point) is Point else {*BULK, "batch_repeats"}
     names = [field.name for field in fields(point) if field.name not in bulk]
     figures = {"valid": point.valid, **dict.fromkeys(field.name for field in fields(Summary)), **facts(point, *names)}

@@ -269,7 +269,6 @@ def launches_lines(alike: Sequence[ReleaseHistory]) -> Iterator[str]:
 
 
 def step_lines(each: ReleaseHistory) -> Iterator[str]:
-    """Yield each step of a metric's level, and whether the host changed there, too."""
     for step in each.steps:
         low, high = (hundredths(end - 1, signed=True) for end in ends(step.ratio))
         by = hundredths(step.ratio.value - 1, signed=True)

@@ -108,30 +108,30 @@ def origin(where: Environment | None, workload: WorkloadReference | None = None)
 
 
 def valid_cell(point: Point) -> str:
-    """Return how far a point is valid: "NO", "degraded" (all repeats that are left), "partly" (some repeats are left
+    """Return how far a point is valid: "invalid", "questionable" (sensors say so), "partial" (some repeats are left
     out), "noisy" (the host was disturbed; all repeats count) or "yes"."""
     if not point.valid:
-        return "NO"
+        return "invalid"
     if point.degraded:
-        return "degraded"
-    return "partly" if point.left_out else "noisy" if point.noise else "yes"
+        return "questionable"
+    return "partial" if point.left_out else "noisy" if point.noise else "yes"
 
 
 def reasons(point: Point, name: str, used: str = "") -> Iterator[str]:
     """Yield a line on what was left out, on degradations and on noise. used: how many repeats count."""
     if point.left_out or not point.valid:
-        kind = "left out" if point.valid else "INVALID"
+        kind = "excluded" if point.valid else "invalid"
         yield ": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))])
     if point.degraded:
-        yield f"degraded: {name}: {'; '.join(point.degraded)}"
+        yield f"questionable: {name}: {'; '.join(point.degraded)}"
     if point.noise:
-        yield f"noisy, kept: {name}: {first_of_each_kind(point.noise)}"
+        yield f"noisy (included): {name}: {first_of_each_kind(point.noise)}"
 
 
 def first_of_each_kind(texts: Sequence[str]) -> str:
     """Return the first text of each kind, and how many more texts differ from it only in their figures."""
     kinds = grouped(texts, reason_kind).values()
-    return "; ".join(f"{first}{f', and {len(more)} more like it' if more else ''}" for first, *more in kinds)
+    return "; ".join(f"{first}{f' ({len(more)} more like it)' if more else ''}" for first, *more in kinds)
 
 
 def reason_kind(text: str) -> str:

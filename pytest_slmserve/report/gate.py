@@ -84,7 +84,7 @@ def diagnosis_parts(
 
 
 def split_findings(split: Split) -> Iterator[str]:
-    """The part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
+    """Yield the part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
     sides = dict(zip(SIDES, (split.baseline, split.candidate)))
     by_step, by_device, probe = map(split.known, (BY_STEP, BY_DEVICE, PROBE))
     change, count, step = (each.relative for each in split.known(("total", "steps per request", "step")))
@@ -129,7 +129,6 @@ def difference_parts(differences: Sequence[Difference]) -> Iterator[Part]:
 
 
 def _difference(seen: Change) -> str:
-    """A signed difference with as many decimals as the baseline is shown with."""
     decimals = len(figure(seen.baseline).partition(".")[2])
     text = f"{seen.absolute:+,.{decimals}f}"
     return text if text.strip("+-0.,") else text[1:]
@@ -157,31 +156,31 @@ STAGE_LEGEND = (
 LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
 KEY = (
-    "candidate / baseline: Hodges-Lehmann estimate over the pairs. spread: standard deviation of a pair. detectable: "
-    "of what does not pass, the smallest worsening of it alone that so many pairs find with a power of 90 %. "
-    "Without a margin: shown, not gated. Mean ratio: the geometric mean, which an interim analysis tests; both ends "
-    "allow for the noise of so many pairs."
+    "candidate / baseline: Hodges-Lehmann estimate over the pairs. SD: standard deviation of a pair. detectable: the "
+    "smallest slowdown that this number of pairs finds with a power of 90 %, for endpoints that do not pass. Endpoints "
+    "without a margin are shown only for information. mean ratio: the geometric mean, which an interim analysis tests; "
+    "both limits allow for the noise of that many pairs."
 )
 KEY_TOGETHER = (
     "candidate / baseline: geometric mean over the launches, with an interval that holds for other launches on this "
-    "host. pairs: launches of both sides. spread: standard deviation of a pair of windows. detectable: of what does "
-    "not pass, the smallest worsening of it alone that so many launches find with a power of 90 %. Without a margin: "
-    "shown, not gated."
+    "host. pairs: launches of both sides. SD: standard deviation of a pair of windows. detectable: the "
+    "smallest slowdown that this number of launches finds with a power of 90 %, for endpoints that do not pass. "
+    "Endpoints without a margin are shown only for information."
 )
-COLUMNS: tuple[Column[Comparison], ...] = (
+COLUMNS: tuple[Column[Comparison], ...] = (  # at 80 columns the outcome, the estimate and the margin are shown
     Column("endpoint", lambda c: c.name, "left"),
-    Column("better", lambda c: c.better, "left", rank=5),
-    Column("pairs", lambda c: str(c.n), rank=3),
+    Column("better", lambda c: c.better, "left", rank=6),
+    Column("pairs", lambda c: str(c.n), rank=4),
     Column("candidate /\nbaseline", lambda c: ABSENT if c.ratio is None else f"{c.ratio.value:.4f}"),
     Column("95 %", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
-    Column("spread\n%", lambda c: _percents(c.sd), rank=4),
+    Column("SD\n%", lambda c: _percents(c.sd), rank=5),
     # Of what passes the noise was small enough.
     Column(
         "detectable\n% worse",
         lambda c: _percents(None if c.gated and c.outcome is State.PASSES else c.detectable),
-        rank=2,
+        rank=3,
     ),
-    Column("margin\n%", lambda c: f"{100 * c.margin:.3g}" if c.gated else ABSENT, rank=3),
+    Column("margin\n%", lambda c: f"{100 * c.margin:.3g}" if c.gated else ABSENT),
     Column("", lambda c: WORDS[c.outcome] if c.gated else "", "left"),
 )
 
@@ -211,14 +210,14 @@ def gate_section(gated: Gated) -> Section:
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated))]
     parts += [f"  {together_text(gated) if gated.terms.together else caches_text(gated)}"] if gated.pairs else []
     nothing = f"nothing was compared: {nothing_counts(gated.dropped, gated.lost)}"
-    parts += [endpoints, reasons] if gated.gated else ["", nothing]
+    parts += [endpoints, f"  {thresholds_text(gated)}", reasons] if gated.gated else ["", nothing]
     for verdict in gated.exact:
         parts.append(f"{EXACT.get(verdict.claim, verdict.claim)}: {WORDS[verdict.state]}, {verdict.why}")
     parts += told_of(gated)
     parts += stage_parts(gated)
     parts += [f"next: {': '.join(filter(None, more))}"] if any(more := next_step(gated)) else []
     parts += [outputs] if (outputs := outputs_text(gated)) else []
-    parts += [f"left out: {why}" for why in gated.dropped]
+    parts += [f"excluded: {why}" for why in gated.dropped]
     key = KEY_TOGETHER if gated.terms.together else KEY
     parts += [Details("How it was decided, and what the columns mean"), interim, "", Legend(key)]
     if gated.outcome is State.FAILS:
@@ -258,6 +257,15 @@ def stage_parts(gated: Gated) -> Iterator[Part]:
         yield from ("", Legend(STAGE_LEGEND))
 
 
+def thresholds_text(gated: Gated) -> str:
+    """Return both thresholds of a gate in a sentence: where an endpoint passes, and where it fails."""
+    margins = sorted({each.margin for each in gated.gated})
+    shown = " and ".join(map(percent, margins))
+    half = f" ({' and '.join(percent(margin / 2) for margin in margins)})"
+    less = f"less than the margin ({shown}) worse"
+    return f"passes: shown to be {less}; fails: shown to be worse, by more than half the margin{half}"
+
+
 def gate_charts(compared: Sequence[Comparison], ticks: str = "pairs of launches") -> Iterator[Chart]:
     """Yield the endpoints of a gate with each pair, and the interim analyses of each. ticks: what the pairs are."""
     note = f"Ticks: {ticks}. Bars: 95 % interval. Upright line of an endpoint: its margin."
@@ -276,7 +284,7 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
 
 
 def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
-    """Facts for JSON. exact: verdicts by claim on what is no matter of chance. found: see `five_lines`."""
+    """Return facts for JSON. exact: verdicts by claim on what is no matter of chance. found: see `five_lines`."""
     return {
         "five": five_lines([gated], found or Findings()).named,
         **facts(gated, "model", "dropped", "answers"),
@@ -393,7 +401,7 @@ def trust(gated: Gated) -> str:
 
 
 def title(gated: Gated) -> str:
-    """The outcome, or that speed is not judged by so few pairs."""
+    """Return the outcome, or that speed is not judged by so few pairs."""
     if gated.terms.together:
         launches = counted(len(gated.pairs), "launch")
         return f"{gated.model}: {WORDS[gated.outcome].upper()} after {launches} of both sides at once"
@@ -404,7 +412,6 @@ def title(gated: Gated) -> str:
 
 
 def is_simulated(gated: Gated) -> bool:
-    """Return whether its numbers come from a formula."""
     return any(pair.baseline.measurements[0].environment.platform == "simulated" for pair in gated.pairs)
 
 
@@ -450,8 +457,8 @@ def next_step(gated: Gated) -> tuple[str, str]:
 
 
 def caches_text(gated: Gated) -> str:
-    """State of the compilation caches, and the median seconds of a start that compiling or reading took on each side,
-    if engines report it. A low number means that the cache was hit."""
+    """Return the state of the compilation caches, and the median seconds of a start that compiling or reading took on
+    each side, if engines report it. A low number means that the cache was hit."""
     if gated.terms.launches == "start":
         return STATES[gated.states]
     seconds = ([s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None] for side in SIDES)
@@ -500,8 +507,8 @@ def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:
 
 
 def outputs_text(gated: Gated) -> str:
-    """Comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were requested, and
-    for real weights, which have a verdict."""
+    """Return the comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were
+    requested, and for real weights, which have a verdict."""
     if (seen := gated.answers) is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
         return ""
     differ = "are the same"
@@ -513,7 +520,7 @@ def outputs_text(gated: Gated) -> str:
 
 
 def calibration_text(kept: StoredNoise) -> str:
-    """The noise of a model's pairs on this runner, and the detection rates of its gates, from a calibration."""
+    """Return the noise of a model's pairs on this runner, and the detection rates of its gates, from a calibration."""
     place, seen, pairs = kept.place, kept.calibration.unchanged, len(kept.calibration.noise.costs)
     spread = ", ".join(f"{name} {percent_interval(sd)}" for name, sd in kept.calibration.noise.spread.items())
     worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in kept.calibration.worse.items())
@@ -526,7 +533,6 @@ def calibration_text(kept: StoredNoise) -> str:
 
 
 def described_sides(gated: Gated) -> Iterator[tuple[Side, str]]:
-    """Description of each side, from its first launch that counts."""
     for side in SIDES if gated.pairs else ():
         each = gated.pairs[0].launch(side).at_each_load
         loads = " and ".join(str(m.load.max_concurrency) for m in each)
@@ -543,7 +549,8 @@ def _percents(share: float | None) -> str:
 
 
 def comparison_facts(seen: Comparison) -> dict[str, Any]:
-    """Facts for JSON. worse, margin, detectable: shares, negative if better. Only a gated endpoint has an outcome."""
+    """Return facts for JSON. worse, margin, detectable: shares, negative if better. Only a gated endpoint has an
+    outcome."""
     found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
     found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
     return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if seen.gated else found

@@ -32,7 +32,7 @@ class Status:
     rate: str = ""
 
     def measuring(self, progress: Progress) -> Status:
-        """The same, with how far a measurement is."""
+        """Return the same, with how far a measurement is."""
         return replace(
             self,
             phase=f"{progress.phase} {progress.elapsed_s:.1f} s",
@@ -119,7 +119,8 @@ class LiveLine:
             print(f"slmserve: {status.within(UNKNOWN)}", file=self.stream, flush=True)
 
     def stage(self, log: Path) -> str:
-        """The stage of the engine start with this log, and its seconds; empty if the last look was a moment ago."""
+        """Return the stage of the engine start with this log, and its seconds; empty if the last look was a moment
+        ago."""
         now = time.monotonic()
         if log != self._log:
             self._log, self._began_s = log, now

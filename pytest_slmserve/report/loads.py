@@ -253,7 +253,7 @@ def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[
 
 def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
     """Return a line for each problem, degradation and noise of one measurement. name: begins each of them."""
-    kinds = {"problems": "INVALID", "degraded": "degraded", "noise": "noisy"}
+    kinds = {"problems": "invalid", "degraded": "questionable", "noise": "noisy"}
     return [f"{kind}: {name}{text}" for field, kind in kinds.items() for text in row[field]]
 
 
@@ -365,7 +365,7 @@ def repeats_section(
     if max(map(len, loads)) == 1:
         return section
     wrong = [
-        f"INVALID: {m.load.title}, repeat {number} of {len(repeats)}: {why}"
+        f"invalid: {m.load.title}, repeat {number} of {len(repeats)}: {why}"
         for repeats, middle in zip(loads, shown)
         for number, m in enumerate(repeats, 1)
         if m is not middle  # whose section tells it
@@ -574,7 +574,11 @@ def _latency(name: str, part: str, rank: int) -> Column[dict[str, Any]]:
     return Column(f"{name.upper()} ms\n{part}", lambda row: milliseconds(row[f"{name}_{part}_s"]), rank=rank)
 
 
-MARKS = {"NO": "problems", "degraded": "degraded", "noisy": "noise"}  # fields that a mark says, the worst first
+MARKS = {
+    "invalid": "problems",
+    "questionable": "degraded",
+    "noisy": "noise",
+}  # fields that a mark says, the worst first
 FOUR = partial(figure, digits=4)
 LATENCIES = {"ttft": (4, 1), "tpot": (4, 2), "itl": (9, 7), "e2e": (4, 2)}  # ranks of the columns of p50 and p99
 RATES: tuple[Column[dict[str, Any]], ...] = (

@@ -18,9 +18,11 @@ from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report import compare, deployments, gate, ledger, loads, sweeps
+from pytest_slmserve.report.answer import answer_of
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import (
+    FiveLines,
     Legend,
     Section,
     Table,
@@ -102,8 +104,9 @@ class ScreenPart:
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
     """Return the lines of the summary, each with a colour, at most `most` of them if they can shrink that far."""
-    served = (part.in_units(found.unit) for part in (*_measured_parts(found), *_gate_parts(found)))
-    full = [*served, *_judged_parts(found)]
+    five = answer_of(found)
+    served = (part.in_units(found.unit) for part in (*_measured_parts(found), *_gate_parts(found, five)))
+    full = [*([_answer_part(five).in_units(found.unit)] if five else []), *served, *_judged_parts(found, five)]
     for longest in LONGEST:
         parts = [part.within(longest) for part in full]
         if sum(len(part.lines) for part in parts) <= most:
@@ -144,18 +147,19 @@ def _measured_parts(found: Findings) -> Iterator[ScreenPart]:
         yield ScreenPart([[Words(f"job: {job.model}: {served}, {latency}", least=2)]], "job")
 
 
-def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
-    """Yield five lines on the worst gate, and each gate with its endpoints, the worst first, and why one does not pass.
-    A gate with too few pairs to decide shows only its exact verdicts."""
+def _answer_part(five: FiveLines) -> ScreenPart:
+    answer = Words(five.answer, COLOURS[five.look], VERDICT, 3)
+    told = [Words(f"  {text}", kind=VERDICT, least=3) for text in five.below]
+    place = next(number for number, words in enumerate(told) if words.text.startswith("  do this: "))
+    told[place : place + 1] = [Words(line) for line in command_lines("  do this:", five.do_this)]
+    return ScreenPart([], "line", [answer, *told])
+
+
+def _gate_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPart]:
+    """Yield each gate with its endpoints, the worst first, and why one does not pass. A gate with too few pairs shows
+    only its exact verdicts. five: lines above, whose reason is not repeated."""
     colours = {state: COLOURS[look] for state, look in gate.LOOKS.items()}
-    worst, told_above = gate.WORST, ""
-    if found.gates:
-        five = gate.five_lines(found.gates, found)
-        answer = Words(five.answer, COLOURS[five.look], VERDICT, 3)
-        told_above = five.why
-        told = [Words(f"  {text}", kind=VERDICT, least=3) for text in five.below]
-        told[1:2] = [Words(line) for line in command_lines("  do this:", five.do_this)]
-        yield ScreenPart([], "line", [answer, *told])
+    worst, told_above = gate.WORST, five.why if five else ""
     for gated in found.gates:
         compared = sorted(() if gate.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
         shown = in_units(Table(compared, gate.COLUMNS), found.unit)
@@ -169,7 +173,7 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
             text = f"{verdict.claim}: {gate.WORDS[verdict.state]}, {verdict.why}"
             entries.append([Words(text, colours[verdict.state], VERDICT, 2)])
         if gated.dropped:
-            entries.append([Words(f"left out: {'; '.join(gated.dropped)}", kind=VERDICT)])
+            entries.append([Words(f"excluded: {'; '.join(gated.dropped)}", kind=VERDICT)])
         releases = " and ".join(gate.compared_releases(gated))
         head = [Words(f"{gate.title(gated)}{releases and f': vLLM {releases}'}", colours[gated.outcome], VERDICT)]
         head += [] if gated.pairs else [Words(f"  {nothing_counts(gated.dropped, gated.lost)}", kind=VERDICT)]
@@ -177,19 +181,24 @@ def _gate_parts(found: Findings) -> Iterator[ScreenPart]:
         more, options = gate.next_step(gated)
         text = f"  next: {more}{options and f': {options}'}"
         head += [Words(text, "yellow", least=3)] if more and more not in told_above else []
+        head += [Words(f"  {gate.thresholds_text(gated)}", kind=VERDICT, least=2)] if compared else []
         head += map(Words, above if compared else ())
         yield ScreenPart(entries, "endpoint", head, list(map(Words, below)), weight=4)
 
 
-def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
+def _judged_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPart]:
     own = [[Words(f"inconclusive: {text}", "yellow", VERDICT)] for text in found.inconclusive]
     yield ScreenPart(own, "inconclusive test", weight=3)
     if found.judged:
         kinds = by_outcome(found.outcomes)
         wrong = [[Words(f"  {text}", "red", VERDICT)] for text in unexpected(kinds)]
         colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
-        yield ScreenPart(wrong, "claim", [Words(f"claims: {tally(kinds)}", colour, VERDICT)], weight=4)
+        counts = f"claims: {tally(kinds)}"
+        head = [] if five and counts in five.why else [Words(counts, colour, VERDICT)]  # the lines above have it
+        yield ScreenPart(wrong[not head :], "claim", head, weight=4)
         open_ones = [[Words(f"  {text}", "yellow", VERDICT)] for text in inconclusive(kinds, found.curves)]
+        told = five is not None and five.answer.startswith("INCONCLUSIVE: ") and not found.inconclusive
+        open_ones = open_ones[told and not found.gates :]
         yield ScreenPart(open_ones, "reason", weight=2)
     counts, sentences = disturbances(found)
     if sentences:
@@ -202,17 +211,19 @@ def _judged_parts(found: Findings) -> Iterator[ScreenPart]:
     notes += [[Words(found.reused_text, kind=VERDICT)]] if found.reused else []
     yield ScreenPart(notes, "note")
     if found.curves or found.jobs or found.shared or found.gates:
-        more = ["more: -v"]
-        if found.archives:
-            archive = f"archive: {found.shown_again.removeprefix('slmserve report ')}"
-            more = [] if found.gates else [archive, f"more: {found.shown_again}"]  # five lines have it
+        more = [] if five and five.where else ["more: -v"]
         if found.command and any(gated.outcome is State.FAILS for gated in found.gates):
             more = [*command_lines("to repeat it:", found.command), *more]
         written = [Words(found.written, kind=OTHER)] if found.written else []
         yield ScreenPart([], "path", [*written, *map(Words, more)])
 
 
-STANDINGS = {"NO": "INVALID", "degraded": "degraded", "partly": "some left out", "noisy": "noisy, kept"}  # worst first
+STANDINGS = {
+    "invalid": "invalid",
+    "questionable": "questionable",
+    "partial": "partial",
+    "noisy": "noisy (included)",
+}  # worst first
 
 
 def disturbances(found: Findings) -> tuple[str, list[str]]:

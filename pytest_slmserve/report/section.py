@@ -250,5 +250,4 @@ def section_markdown(shown: Section) -> str:
 
 
 def _escaped(text: str) -> str:
-    """A text on one line, of which Markdown and HTML take nothing for theirs."""
     return re.sub(r"([\\`*\[\]<|])", r"\\\1", printable(" ".join(text.split()), layout=""))

@@ -237,7 +237,7 @@ def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
         Column("host\nwait %", lambda p: hundredths(probe_waiting(p.probe_s, p.probe_cpu_s)), rank=8),
         share("rest\n%", "unexplained", 5),
         Column("\nbound", lambda p: p.bound or ABSENT, "left", rank=3),
-        Column("\nsensors", lambda p: "degraded" if p.degraded else "ok" if p.valid else ABSENT, "left"),
+        Column("\nsensors", lambda p: "questionable" if p.degraded else "ok" if p.valid else ABSENT, "left"),
     )
     return Table(rows, columns, caption=f"Sensors of {label}")
 
@@ -266,7 +266,6 @@ STEP: tuple[Column[StepRow], ...] = (
 
 
 def step_rows(curve: Curve) -> list[StepRow]:
-    """Return the valid points of which the parts of a step are known."""
     each = ((point, step_parts([m for group in point.used for m in group])) for point in curve.valid)
     return [(point, parts) for point, parts in each if parts]
 
@@ -411,7 +410,10 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
     if work and peaks and ours and curve.decodes:
         bound = "compute" if work.intensity > peaks.ridge else "memory"
         tends = f"decoding tends to {figure(work.intensity)} FLOP/byte as the batch grows"
-        yield "regime", f"{bound}-bound by shapes: {tends}, the ridge of {peaks.family} is {figure(peaks.ridge)}"
+        yield (
+            "regime",
+            f"{bound}-bound by the model configuration: {tends}, the ridge of {peaks.family} is {figure(peaks.ridge)}",
+        )
 
 
 def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
@@ -474,7 +476,7 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
 
 THROUGHPUT_NOTE = (
     "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the roofline, and loads that are "
-    "predicted. Hollow: degraded, or predicted."
+    "predicted. Hollow: questionable, or predicted."
 )
 BOTH_RATES_NOTE = " Where both rates part, the GPU waits for its host."
 

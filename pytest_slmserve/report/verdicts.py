@@ -16,24 +16,23 @@ Colour = Literal["green", "red", "yellow"]
 COLOURS: dict[Look, Colour] = {"good": "green", "bad": "red", "open": "yellow"}
 Outcome = Literal["as expected", "unexpected", "inconclusive"]
 OUTCOMES: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "inconclusive": "yellow"}
-EITHER = "either expected: "
-PLURALS = {  # of the words for an outcome
-    "passes": "pass",
-    "fails, as expected": "fail as expected",
-    "FAILS": "FAIL",
-    "PASSES, UNEXPECTED": "PASS, UNEXPECTED",
-    "inconclusive": "inconclusive",
-    "fails": "fail",
-}
-STATES = len("fails, as expected")
+INFORMATIONAL = "informational: "  # in front of the state of a claim without an expected result
+WORDS = {State.PASSES: "passed", State.FAILS: "failed", State.INCONCLUSIVE: "inconclusive"}
+SURPRISES = ("failed", "unexpected pass")  # words of outcomes that break a run
+KINDS = (
+    "passed",
+    "expected failure",
+    *SURPRISES,
+    "inconclusive",
+    *(f"{INFORMATIONAL}{word}" for word in WORDS.values()),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimOutcome:
     """A verdict with what was expected of it.
 
-    words: "passes", "fails, as expected", "fails" if either is expected, "FAILS", "PASSES, UNEXPECTED" or
-        "inconclusive".
+    words: One of KINDS. Only SURPRISES break a run.
     why: The reason, and for an unexpected verdict the evidence for what was expected.
     """
 
@@ -51,16 +50,18 @@ def claim_outcomes(judged: Iterable[Judged], *, strict: bool = False) -> list[Cl
     for verdict, row in judged:
         expected: Expected = "passes" if strict or row is None else row.expected
         outcome: Outcome = "as expected"
-        words, why = str(verdict.state.value), verdict.why
+        words, why = WORDS[verdict.state], verdict.why
         if expected != "either" and verdict.state is State.INCONCLUSIVE:
             outcome = "inconclusive"
         elif expected not in ("either", verdict.state.value):
-            outcome, words = "unexpected", "FAILS" if verdict.state is State.FAILS else "PASSES, UNEXPECTED"
+            outcome, words = "unexpected", SURPRISES[verdict.state is State.PASSES]
             if row is not None and row.evidence:
-                known = "does not know" if row.expected == "either" else f"expects that it {row.expected}"
-                why += f"; the claims table {known}: {row.evidence}"
+                wanted = {"either": "either result", "passes": "a pass", "fails": "a failure"}[row.expected]
+                why += f"; the claims table expects {wanted}: {row.evidence}"
         elif expected == "fails":
-            words = "fails, as expected"
+            words = "expected failure"
+        elif expected == "either":
+            words = f"{INFORMATIONAL}{words}"
         found.append(ClaimOutcome(verdict, expected, outcome, words, why))
     return found
 
@@ -77,37 +78,42 @@ def verdict_lines(outcomes: Sequence[ClaimOutcome]) -> Iterator[tuple[str, Colou
     its colour."""
     longest = max((len(each.verdict.subject) for each in outcomes), default=0)
     width = min(longest, layout().width // 3)  # so that a long subject leaves room for its reason
+    states = max((len(each.words) for each in outcomes), default=0)
     for claim, group in by_claim(outcomes).items():
         yield f"{claim}: {CLAIMS[claim].statement}" if claim in CLAIMS else claim, None
         for each in group:
-            line = f"  {each.words:<{STATES}}  {each.verdict.subject:<{width}}  {each.why}"
-            yield hanging(line, 6 + STATES + width), OUTCOMES[each.outcome]
+            line = f"  {each.words:<{states}}  {each.verdict.subject:<{width}}  {each.why}"
+            yield hanging(line, 6 + states + width), OUTCOMES[each.outcome]
     counts = f"{counted(len(outcomes), 'verdict')}: {tally(by_outcome(outcomes))}"
     yield counts if outcomes else "no claim was judged", None
 
 
 def by_outcome(outcomes: Iterable[ClaimOutcome]) -> dict[str, list[Verdict]]:
-    """Return the verdicts by the words for their outcome, each in one list. Those of which either is expected have
-    words that begin with EITHER."""
-    kinds = (*PLURALS.values(), *(f"{EITHER}{PLURALS[state.value]}" for state in State))
-    found: dict[str, list[Verdict]] = {kind: [] for kind in kinds}
+    """Return the verdicts by the words for their outcome, in the order of KINDS."""
+    found: dict[str, list[Verdict]] = {kind: [] for kind in KINDS}
     for each in outcomes:
-        found[f"{EITHER if each.expected == 'either' else ''}{PLURALS[each.words]}"].append(each.verdict)
+        found[each.words].append(each.verdict)
     return found
 
 
+def plural(words: str, count: int) -> str:
+    """Return the words for the outcome of this number of claims: "expected failures", "unexpected passes"."""
+    ending = {"expected failure": "s", "unexpected pass": "es"}.get(words, "")
+    return f"{words}{ending if count > 1 else ''}"
+
+
 def tally(kinds: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return how many verdicts of each kind there are: "16 pass, 5 fail as expected; either expected: 2 fail"."""
-    counts = {words: f"{len(each)} {words.removeprefix(EITHER)}" for words, each in kinds.items() if each}
-    expected = ", ".join(text for words, text in counts.items() if not words.startswith(EITHER))
-    either = ", ".join(text for words, text in counts.items() if words.startswith(EITHER))
-    return "; ".join(filter(None, (expected, either and f"{EITHER}{either}")))
+    """Return the number of verdicts of each kind: "16 passed, 5 expected failures; informational: 2 failed"."""
+    counts = {kind: plural(kind.removeprefix(INFORMATIONAL), len(each)) for kind, each in kinds.items() if each}
+    told = {kind: f"{len(kinds[kind])} {words}" for kind, words in counts.items()}
+    expected = ", ".join(text for kind, text in told.items() if not kind.startswith(INFORMATIONAL))
+    informational = ", ".join(text for kind, text in told.items() if kind.startswith(INFORMATIONAL))
+    return "; ".join(filter(None, (expected, informational and f"{INFORMATIONAL}{informational}")))
 
 
 def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> list[str]:
     """Return a sentence on each verdict that is not as expected."""
-    words = ("FAILS", "PASSES, UNEXPECTED")
-    return [f"{word} {v.claim}, {v.subject}: {v.why}" for word in words for v in kinds[PLURALS[word]]]
+    return [f"{word}: {v.claim}, {v.subject}: {v.why}" for word in SURPRISES for v in kinds[word]]
 
 
 def inconclusive(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
@@ -133,5 +139,5 @@ def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
     if verdict.why.startswith(("not measured at", "invalid at")):
         return f"{mode}--slm-resume measures what is missing or invalid"
     if "one repeat" in verdict.why:
-        return f"{mode}--slm-resume --slm-repeats 2 tells the noise"
+        return f"{mode}--slm-resume --slm-repeats 2 measures the noise"
     return verdict.why

@@ -129,7 +129,7 @@ class RemoteEngine:
         environment = replace(host.environment, git_commit=self.environment.git_commit)
         if unlike := differences(self.environment.kind, environment.kind, ("on the others", "on this one")):
             why = f"a node that came later is of another kind ({'; '.join(unlike)})"
-            raise BadUsage(why, "-o slm_ray_resource=NAME, or nodes of one kind")
+            raise BadUsage(why, "Pass -o slm_ray_resource=NAME, or use nodes of one kind.")
         session = Session.from_options(self.options, Path.cwd(), replace(host, environment=environment))
         session.devices.locked_for_us = self.slots is not None
         session.devices.hold()
@@ -217,7 +217,7 @@ def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
     if not found:
         what = "a GPU" if platform == "cuda" else "a CPU"
         looked = f"no node of this cluster offers {what} (looked at {len(nodes)})"
-        raise BadUsage(looked, "ray status tells what it has")
+        raise BadUsage(looked, "Run `ray status` to see what it has.")
     return found
 
 
@@ -229,7 +229,9 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
     need = Need(len(engine.gpus) if on_gpus else 0, min(1, *(node.cpus for node in nodes), 1), resource)
     if not any(map(need.fits, nodes)):
         most = max(node.gpus for node in nodes)
-        raise BadUsage(f"an engine takes {need}, and no node of this cluster has more than {most}", f"{most} or fewer")
+        raise BadUsage(
+            f"an engine takes {need}, and no node of this cluster has more than {most}", f"Ask for {most} or fewer."
+        )
     return need
 
 
@@ -241,12 +243,12 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
         if host.environment.pytest_slmserve != mine.pytest_slmserve:
             there = host.environment.pytest_slmserve
             why = f"{node.name} has pytest-slmserve {there}, and {mine.pytest_slmserve} asks"
-            raise BadUsage(why, "the same release on every node")
+            raise BadUsage(why, "Install the same release on every node.")
         sides = f"on {first.name}", f"on {node.name}"
         if unlike := differences(found[first].environment.kind, host.environment.kind, sides):
             why = f"the nodes are of different kinds ({'; '.join(unlike)}): what they serve cannot be compared"
             only = "one that only nodes of one kind have, such as accelerator_type:H200"
-            raise BadUsage(why, f"-o slm_ray_resource=NAME with {only}")
+            raise BadUsage(why, f"Pass -o slm_ray_resource=NAME with {only}.")
     widest = max(found, key=lambda node: node.gpus)
     host = found[widest]
     environment = replace(host.environment, git_commit=mine.git_commit)
@@ -274,13 +276,13 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
     except gone:
         return None
     except ray.exceptions.GetTimeoutError:
-        raise BadUsage(f"{node.name} does not answer", "ray status, or a run without slm_ray_resource") from None
+        raise BadUsage(f"{node.name} does not answer", "Run `ray status`, or run without slm_ray_resource.") from None
     except Exception as error:
         last = str(error).strip().splitlines()[-1].strip()  # the end of what Ray tells is the reason
         if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
             why = f"{node.name} cannot make the environment of slm_ray_env ({last})"
-            raise BadUsage(why, "packages that the index of the nodes has") from None
-        hint = "pytest-slmserve installed there, or named in slm_ray_env, and the same Python"
+            raise BadUsage(why, "Name packages that the package index of the nodes has.") from None
+        hint = "Install pytest-slmserve there, or name it in slm_ray_env, and use the same Python."
         raise BadUsage(f"{node.name} cannot run what it is sent ({last})", hint) from None
     if isinstance(host, SlmError):
         raise type(host)(f"{node.name}: {host.problem}", host.hint)
@@ -295,7 +297,7 @@ def join_cluster(options: Options) -> Any:
     nobody answers there, or the file of slm_ray_env holds no JSON object."""
     environment, address, told = None, options.ray, ""
     if path := options.ray_env:
-        hint = '{"pip": ["vllm==0.26.0"]}'
+        hint = 'Write a JSON object such as {"pip": ["vllm==0.26.0"]}.'
         environment = read_json(Path(path), hint, f"slm_ray_env: {path}")
         if not isinstance(environment, dict):
             raise BadUsage(f"slm_ray_env: {path} holds no JSON object", hint)
@@ -312,7 +314,7 @@ def join_cluster(options: Options) -> Any:
         told = str(error)
     lines = [line for line in told.strip().splitlines() if line.strip()] or ["it did not say why"]
     why = f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})"
-    raise BadUsage(why, "ray status on a node of the cluster, and pytest on one of its nodes")
+    raise BadUsage(why, "Run `ray status` on a node of the cluster, and pytest on one of its nodes.")
 
 
 def _ray_at(address: str, alone: Executor, **words: Any) -> Any:
@@ -329,7 +331,6 @@ def _ray_at(address: str, alone: Executor, **words: Any) -> Any:
 
 
 def shut_down(ray: Any) -> None:
-    """End Ray, or leave its cluster."""
     with ThreadPoolExecutor(1) as alone:
         _aside(alone, ray.shutdown)
 
@@ -391,7 +392,7 @@ def _start_here(tasks: int, undo: ExitStack) -> Any:
         )
     except Exception as error:  # of many kinds
         first = str(error).strip().partition("\n")[0]
-        raise BadUsage(f"Ray does not start on this host ({first})", "a run without --slm-ray") from None
+        raise BadUsage(f"Ray does not start on this host ({first})", "Run without --slm-ray.") from None
     undo.callback(shut_down, ray)
     return ray
 
@@ -401,14 +402,13 @@ def _import_own_ray() -> None:
     """Import Ray, which reads the variables of a Ray of our own then. Raises BadUsage if it was imported before."""
     if "ray" in sys.modules:
         why = "Ray was imported before --slm-ray could tell it to take nobody's calls but ours"
-        raise BadUsage(why, "no import of ray in a conftest.py, a plugin or a test's module")
+        raise BadUsage(why, "Import ray in no conftest.py, plugin, or test module.")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import ray  # noqa: F401
 
 
 def _kill_servers(folder: str) -> None:
-    """Kill the servers of Ray that work in this folder, and their children."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(folder in word for word in child.cmdline()):
@@ -417,7 +417,7 @@ def _kill_servers(folder: str) -> None:
 
 
 def reachable_at(ray: Any) -> str:
-    """The address of a Ray on this host by which others may reach it; "" if it is that of the host itself."""
+    """Return the address of a Ray on this host by which others may reach it; "" if it is that of the host itself."""
     [address] = {row["NodeManagerAddress"] for row in ray.nodes()}
     return "" if address == LOOPBACK else str(address)
 
@@ -429,7 +429,7 @@ PATIENCE = 5.0
 END_S = 15.0  # for engines to stop
 RESTARTS = 2  # of an engine whose process or node is lost: then it is the engine that kills them
 A_TOUCH = 0.001  # of a resource that only says where to run
-RESUME = "pytest again with --slm-resume: what came is kept"
+RESUME = "Run pytest again with --slm-resume: finished measurements are kept."
 REACHABLE = "this release of Ray listens on {}, where other hosts may reach it: only its random token keeps them out"
 UNCHECKED = (
     "whether engines on several GPUs disturbed each other was not looked at: the shipped test_neighbours.py does, by "
@@ -457,7 +457,7 @@ class RunningEngine:
         return engine_title(self.spec)
 
     def cells(self) -> str:
-        """The number of its open cases, for a sentence: "2 cells of opt-125m were"."""
+        """Return the number of its open cases, for a sentence: "2 cells of opt-125m were"."""
         return f"{counted(len(self.open), 'cell')} of {self.name} {'was' if len(self.open) == 1 else 'were'}"
 
 
@@ -535,7 +535,7 @@ class RayEngines:
         """Take answers until all repeats of this case are known. Raises the error of its measurement."""
         if case.key not in self._planned:
             why = f"{case.title} was not planned before the run, so it was not sent to Ray"
-            raise BadUsage(why, "without --slm-ray")
+            raise BadUsage(why, "Run without --slm-ray.")
         while any(case.key in engine.open for engine in self._engines):
             self._hear()
             running = sum(engine.place is not None for engine in self._running)
@@ -706,10 +706,14 @@ class RayEngines:
             for engine in self._running:
                 where = self._name(engine) if engine.place else f"no node, {engine.need} being taken"
                 why = f"{engine.name}: nothing came for {clock(self._quiet_s)} (on {where})"
-                self._end(engine, EngineFailed(why, "ray status; what came is kept: --slm-resume"))
+                self._end(
+                    engine,
+                    EngineFailed(
+                        why, "Run `ray status`, then pytest again with --slm-resume: finished measurements are kept."
+                    ),
+                )
 
     def _beside(self, engine: RunningEngine) -> int:
-        """Slots on which other engines run."""
         return sum(len(other.at) for other in self._engines if other is not engine)
 
     def _name(self, engine: RunningEngine) -> str:

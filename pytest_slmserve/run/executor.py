@@ -86,7 +86,7 @@ class Devices:
 
     @classmethod
     def from_options(cls, planner: Planner) -> Devices:
-        """The devices of a run. Raises SensorFailed or BadUsage if requested sensors are missing."""
+        """Return the devices of a run. Raises SensorFailed or BadUsage if requested sensors are missing."""
         found = cls(planner, Pool(device=planner.host.device, timeout_s=planner.options.timeout))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
@@ -128,7 +128,7 @@ class Devices:
     # Engines
 
     def start(self, spec: Engines) -> Engine | ReplicaEngines:
-        """The engine, or the set of replicas, of `spec`, which runs or is started. Raises BadUsage, DeviceBusy,
+        """Return the engine, or the set of replicas, of `spec`, which runs or is started. Raises BadUsage, DeviceBusy,
         EngineFailed."""
         self.take(spec)
         return self.pool.engine(spec)
@@ -136,7 +136,7 @@ class Devices:
     # Sensors
 
     def busy_clock(self) -> BusyClock | None:
-        """A clock of the first GPU's busy seconds; None if its counters are not read."""
+        """Return a clock of the first GPU's busy seconds; None if its counters are not read."""
         sources = self.sampler.sources if self.sampler else ()
         return next((source.busy_clock() for source in sources if isinstance(source, NvmlSource)), None)
 
@@ -150,7 +150,7 @@ class Devices:
         return sampler
 
     def sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
-        """The sensors of GPUs on which an engine runs, opened once for each set of them."""
+        """Return the sensors of GPUs on which an engine runs, opened once for each set of them."""
         if self.sampler is None or devices == (self.planner.host.device,):
             return self.sampler
         if devices not in self._samplers:
@@ -158,8 +158,8 @@ class Devices:
         return self._samplers[devices]
 
     def own_sampler(self) -> Sampler | None:
-        """A sampler for blocks of a user's tests: the sensors of the engines, simulated if they are. None if the run
-        reads none."""
+        """Return a sampler for blocks of a user's tests: the sensors of the engines, simulated if they are. None if the
+        run reads none."""
         options = self.planner.options
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
@@ -179,7 +179,7 @@ class Results:
     requested: dict[str, tuple[Case, int]] = field(default_factory=dict)
 
     def measurements(self, keys: Iterable[str] | None = None) -> Iterator[Measurement]:
-        """All records of the cases with these keys; None: of those that this run requested."""
+        """Yield all records of the cases with these keys; None: of those that this run requested."""
         for key in self.requested if keys is None else keys:
             yield from (m for group in self.repeats.get(key, ()) for m in group)
 
@@ -281,7 +281,7 @@ class Executor:
                 room = kv_capacity(engine.spec, workload.longest, engine.resolved)
                 if room is not None and room < load.concurrency:
                     problem = f"the engine says that its KV cache holds {room} requests of {workload.longest} tokens"
-                    raise DoesNotFit(problem, f"--slm-concurrency up to {room}, or shorter requests")
+                    raise DoesNotFit(problem, f"Use --slm-concurrency up to {room}, or shorter requests.")
             if is_job(load) and engine.launch != self._warmed:
                 # A job has no ramp-up, and the first requests of a fresh engine are slow.
                 engine.run(workload, OpenLoop(requests=min(load.requests or 1, WARM_UP)))
@@ -328,8 +328,8 @@ class GpuSlots:
 
     @classmethod
     def from_host(cls, host: Host, count: int, widest: int = 1) -> GpuSlots:
-        """The first `count` slots. widest: GPUs of an engine, or its processes on the CPU. Raises BadUsage for more
-        slots than GPUs or cores, and for an engine that is wider than they are."""
+        """Return the first `count` slots. widest: GPUs of an engine, or its processes on the CPU. Raises BadUsage for
+        more slots than GPUs or cores, and for an engine that is wider than they are."""
         ours, there = own_cores(), len(host.gpus)
         each, why, most = len(ours) // count, "", 0
         if there and count > there:
@@ -348,7 +348,7 @@ class GpuSlots:
         return cls(tuple(devices), tuple(visible), tuple(equal_parts(near, ours)))
 
     def block(self, count: int, free: Set[int]) -> tuple[int, ...] | None:
-        """The first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: how
+        """Return the first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: how
         they reach each other is then found out by vLLM once. None if none are free."""
         if count == 1:
             return (min(free),) if free else None
@@ -364,7 +364,7 @@ class GpuSlots:
             os.environ |= {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def host(self, host: Host, at: Sequence[int]) -> Host:
-        """The host as an engine on the slots `at` finds it: their GPUs, and for each the cores of one slot."""
+        """Return the host as an engine on the slots `at` finds it: their GPUs, and for each the cores of one slot."""
         by_name = {gpu.uuid: gpu for gpu in host.gpus}
         gpus = tuple(by_name[self.devices[slot]] for slot in at if self.devices[slot] in by_name)
         cores = len(self.cores[0]) if any(self.cores) else host.environment.cores
@@ -373,8 +373,8 @@ class GpuSlots:
 
 
 def slot_count(options: Options, host: Host) -> int:
-    """The number of slots that `--slm-ray local` asks for: as many as it names, else all visible GPUs, simulated GPUs
-    (no more than cores), or the NUMA nodes of a CPU."""
+    """Return the number of slots that `--slm-ray local` asks for: as many as it names, else all visible GPUs, simulated
+    GPUs (no more than cores), or the NUMA nodes of a CPU."""
     if named := options.ray.partition(":")[2]:
         return int(named)
     match host.environment.platform:

@@ -26,7 +26,7 @@ from pytest_slmserve.options.table import FEWEST_PAIRS
 from pytest_slmserve.report.gate import calibration_text
 from pytest_slmserve.run.one_gate import OneGate, SideBySide, StartGate, halves, is_short, loads_of, sides
 from pytest_slmserve.run.session import Session
-from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming
+from pytest_slmserve.schema.errors import BadUsage, EngineFailed, Side, SlmError, naming, printed_hint
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.specs import SLEEP_MODE, Engines, EngineSpec
 
@@ -46,16 +46,20 @@ class Gates:
         path = self.session.options.waivers
         found = baselines.read_waivers(Path(path)) if path else ()
         if unknown := next((w for w in found if w.endpoint not in EVERY_ENDPOINT), None):
-            raise BadUsage(f"{path}: no gate compares {unknown.endpoint!r}", ", ".join(EVERY_ENDPOINT))
+            raise BadUsage(
+                f"{path}: no gate compares {unknown.endpoint!r}", "Use one of " + ", ".join(EVERY_ENDPOINT) + "."
+            )
         return found
 
     def waiver(self, model: str, endpoint: str) -> diagnosis.Waiver | None:
-        """The waiver of a regression of this model's endpoint on this device, valid or expired; None without one."""
+        """Return the waiver of a regression of this model's endpoint on this device, valid or expired; None without
+        one."""
         device = self.session.host.environment.gpu_name or self.session.platform
         return diagnosis.waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
-        """The gate of a model, run at the first request. Raises the error that ended it, for example EngineFailed."""
+        """Return the gate of a model, run at the first request. Raises the error that ended it, for example
+        EngineFailed."""
         if error := self.failed.get(model):  # which the first of its tests has told
             raise type(error)(f"the gate of {short_name(model)} was broken off")
         if model not in self.found:
@@ -66,7 +70,9 @@ class Gates:
                 known = isinstance(error, SlmError)
                 self.failed[model] = error if known else EngineFailed(f"{type(error).__name__}: {error}")
                 first = f"the gate of {short_name(model)} was broken off: {self.failed[model].cause}"
-                self.session.notes.insert(0, f"{first}{f' (try: {hint})' if (hint := self.failed[model].hint) else ''}")
+                self.session.notes.insert(
+                    0, f"{first}{f' ({printed_hint(hint)})' if (hint := self.failed[model].hint) else ''}"
+                )
                 if isinstance(error, AssertionError):  # one of ours, which pytest would take for a verdict that fails
                     raise RuntimeError(f"the gate of {short_name(model)} was broken off") from error
                 raise
@@ -95,13 +101,18 @@ def check_gate(session: Session, model: str) -> None:
 def check_starts(spec: EngineSpec) -> None:
     """Raise BadUsage for an engine of which a gate of the start could not measure what it was asked for."""
     if spec.interface == "transformers":
-        raise BadUsage("an engine of Transformers has no start but its imports", "--slm-interface engine, or server")
+        raise BadUsage(
+            "an engine of Transformers has no start but its imports",
+            "Use --slm-interface engine or --slm-interface server.",
+        )
     if not spec.arguments.get(SLEEP_MODE):
         return
     if spec.platform == "cpu":
-        raise BadUsage("vLLM's CPU backend has no sleep mode", f"--slm-gpu, or no {SLEEP_MODE}")
+        raise BadUsage("vLLM's CPU backend has no sleep mode", f"Run with --slm-gpu, or remove {SLEEP_MODE}.")
     if spec.interface != "engine":
-        raise BadUsage(f"a {spec.interface} is not put to sleep by us", f"--slm-interface engine, or no {SLEEP_MODE}")
+        raise BadUsage(
+            f"a {spec.interface} is not put to sleep by us", f"Use --slm-interface engine, or remove {SLEEP_MODE}."
+        )
 
 
 def of_start(session: Session) -> bool:
@@ -114,11 +125,12 @@ def check_differ(both: Mapping[Side, EngineSpec]) -> None:
     first, second = (replace(spec, python=folder_of(spec.python)) for spec in both.values())
     if first == second:
         same = f"the candidate is the baseline: both have the Python in {first.python}, and the same arguments"
-        raise BadUsage(same, "--slm-side with what differs, or --slm-calibrate, which gates two equal sides")
+        raise BadUsage(same, "Say with --slm-side what differs, or gate two equal sides with --slm-calibrate.")
 
 
 def folder_of(python: str) -> str:
-    """The folder of an interpreter, whichever way it was named; that of an environment has links to another one's."""
+    """Return the folder of an interpreter, whichever way it was named; that of an environment has links to another
+    one's."""
     return str(Path(shutil.which(python or sys.executable) or python).parent.resolve())
 
 
@@ -173,12 +185,12 @@ def one_gate(session: Session, model: str) -> OneGate:
 
 
 def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
-    """The number of launches of a gate, as `OneGate.launches_left` has it."""
+    """Return the number of launches of a gate, as `OneGate.launches_left` has it."""
     return one_gate(session, model).launches_left(launched)
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
-    """The gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
+    """Return the gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
     records = session.options.records
     if gated.terms.launches == "start":  # which no calibration tells of
         return gated
@@ -186,7 +198,7 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
         noise = decision.noise_of(gated.gated)
         if len(noise.costs) < FEWEST_PAIRS:
             few = f"{len(noise.costs)} pairs of {gated.model} are valid and have every figure, too few"
-            raise BadUsage(few, "a quieter host: see doctor")
+            raise BadUsage(few, "Use a quieter host, which `slmserve doctor` can check.")
         now, series = datetime.now(UTC).isoformat(timespec="seconds"), list[decision.PairSeries](gated.gated)
         if gated.terms.together:
             allowances = baselines.allowances_of(noise, now)

@@ -168,7 +168,7 @@ class Verdicts:
         Raises Inconclusive if fewer than two loads are usable, BadUsage if `slo_itl` or `efficiency` is invalid.
         """
         if not 0 < efficiency < 1:
-            raise BadUsage(f"an efficiency of {efficiency:g} is no share between 0 and 1", "efficiency=0.1")
+            raise BadUsage(f"an efficiency of {efficiency:g} is not a share between 0 and 1", "efficiency=0.1")
         slo, name = None if slo_itl is None else parse_relative_slo(slo_itl), short_name(model)
         reasons = ["nothing of it was measured in this run (slm_sweep, or a planned sweep)"]
         if curves := [curve for curve in self.curves() if curve.subject == name]:

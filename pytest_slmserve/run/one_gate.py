@@ -59,8 +59,8 @@ LARGE_LOAD = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is no
 
 
 def is_short(session: Session) -> bool:
-    """Whether a gate runs among other tests: then it makes SHORT pairs, only at the large load, and judges what is no
-    matter of chance. A simulated gate takes no time and runs in full."""
+    """Return whether a gate runs among other tests: then it makes SHORT pairs, only at the large load, and judges what
+    is no matter of chance. A simulated gate takes no time and runs in full."""
     return not session.options.gate and session.platform != "simulated"
 
 
@@ -72,8 +72,8 @@ def order(number: int) -> tuple[Side, Side]:
 
 
 def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
-    """The specification of each side: `spec` with the side's own interpreter, variables and arguments. Raises BadUsage
-    for an argument of the wrong type."""
+    """Return the specification of each side: `spec` with the side's own interpreter, variables and arguments. Raises
+    BadUsage for an argument of the wrong type."""
     found: dict[Side, EngineSpec] = {}
     for side in SIDES:
         python, env, arguments = options.side_of(side)
@@ -89,8 +89,8 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """The small load, with a longer window, and the large one: the ends of `--slm-concurrency`. By default, and in a
-    short gate, only the large one, because the speed of small loads depends on the host."""
+    """Return the small load, with a longer window, and the large one: the ends of `--slm-concurrency`. By default, and
+    in a short gate, only the large one, because the speed of small loads depends on the host."""
     planner, chosen = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
     ends = sorted({chosen[0], chosen[-1]} if chosen else {large})
@@ -100,7 +100,7 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
     for load in loads:
         if why := no_room(planner.spec(model), planner.workload(model).longest, load.concurrency):
             raise BadUsage(
-                f"{short_name(model)} at concurrency {load.concurrency}: {why}", "--slm-concurrency with less"
+                f"{short_name(model)} at concurrency {load.concurrency}: {why}", "Use a smaller --slm-concurrency."
             )
     return loads
 
@@ -133,7 +133,7 @@ class OneGate:
         self.gated: Gated | None = None
         if (stored := session.resumed) is None:
             if session.options.resume:
-                session.note(f"{self.title} begins anew: there is no archive {session.source} yet")
+                session.note(f"{self.title} starts again: there is no results file {session.source} yet")
             return
         environment, states = session.planner.environment, set(self.states)
         wanted = {side: (spec, environment(spec).key, self.workload.hash) for side, spec in self.specs.items()}
@@ -156,9 +156,9 @@ class OneGate:
             measured: dict[int, ClosedLoop] = {load.concurrency: load for load in self.possible if load in loads}
             self.loads = tuple(measured.values())
             there = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
-            session.note(f"{self.title} goes on from {there}")
+            session.note(f"{self.title} continues from {there}")
             return
-        session.note(f"{self.title} begins anew: {session.source} has none of the same sides, loads, caches and terms")
+        session.note(f"{self.title} starts again: {session.source} has none of the same sides, loads, caches and terms")
 
     def prepare(self) -> None:
         """Find the engine of each side, the requests and the loads. Raises BadUsage if they do not go together."""
@@ -171,7 +171,7 @@ class OneGate:
         return judge_gate(self.found, self.terms)
 
     def there(self) -> set[int]:
-        """Numbers of the pairs of launches that were measured."""
+        """Return numbers of the pairs of launches that were measured."""
         return {pair.number for pair in pairs_of(self.found)}
 
     @property
@@ -241,8 +241,9 @@ class OneGate:
         return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
 
     def launches_left(self, launched: Collection[Engines] = ()) -> tuple[int, int]:
-        """The number of launches that do not count, one of each side, and of those that follow in a clear case: up to
-        the next interim analysis, or in a calibration all. launched: what other tests will have launched before."""
+        """Return the number of launches that do not count, one of each side, and of those that follow in a clear
+        case: up to the next interim analysis, or in a calibration all. launched: what other tests will have launched
+        before."""
         there, short = len(self.gated.pairs) if self.gated else 0, is_short(self.session)
         goal = decision.next_look(there, self.terms)
         if short or self.session.options.calibrate:
@@ -257,7 +258,7 @@ class OneGate:
         return len(SIDES) * len(self.states)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
+        """Yield measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
         launched at once and wait for their turns, because imports take as long as the rest of a start.
 
         Args:
@@ -277,8 +278,8 @@ class OneGate:
                     yield found
 
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Measurements of one launch at each load, with its outputs and scores if this pair has them. second: of its
-        pair."""
+        """Return measurements of one launch at each load, with its outputs and scores if this pair has them. second: of
+        its pair."""
         engine.differ(f"{side} {number}")
         spec = self.specs[side]
         paired = self.answered(
@@ -308,7 +309,7 @@ class OneGate:
         return True
 
     def answered(self, paired: GateLaunch, engine: Engine) -> GateLaunch:
-        """The part of a launch in the gate with its outputs, and its scores, if this pair has them."""
+        """Return the part of a launch in the gate with its outputs, and its scores, if this pair has them."""
         load_format = engine.spec.load_format
         if self.workload.spec.kind != "generate":  # no tokens are there to be the same
             return paired
@@ -382,7 +383,7 @@ class StartGate(OneGate):
         return first_s * self.states.count("cold") / len(self.states)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Measurements of each side of a pair, one for each state of the caches."""
+        """Yield measurements of each side of a pair, one for each state of the caches."""
         for side, number in launches:
             found, states = list[Measurement](), self.states if number else ("warm",)
             with caches(states[0], side, self.specs) as folders:
@@ -416,8 +417,9 @@ LIKELY_PAIRS = 12  # of windows in a launch
 
 
 def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Workload, tuple[ClosedLoop, ...]]:
-    """The engine of each side with half of the memory, the requests, and the windows of the loads: as many rounds of
-    requests that come at once as take a second. Raises BadUsage if the sides do not fit on the device together."""
+    """Return the engine of each side with half of the memory, the requests, and the windows of the loads: as many
+    rounds of requests that come at once as take a second. Raises BadUsage if the sides do not fit on the device
+    together."""
     planner, options = session.planner, session.options
     whole = planner.workload(model)
     if whole.spec.turns > 1:
@@ -488,7 +490,7 @@ class SideBySide(OneGate):
         return ()
 
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Measurements of both sides, once the second of them has started; then both are ended."""
+        """Return measurements of both sides, once the second of them has started; then both are ended."""
         engine.differ(f"{side} {number}", beside=True)
         self.clock = self.clock or self.session.devices.busy_clock()
         self.living[side] = engine

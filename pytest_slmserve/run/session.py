@@ -77,7 +77,10 @@ class Session:
         self.source = Path(options.resume if isinstance(options.resume, str) else options.records)
         self.resumes = bool(options.resume) and is_file(self.source)  # the archive of this run may be made later
         if isinstance(options.resume, str) and not self.resumes:
-            raise BadUsage(f"--slm-resume: no archive is at {self.source}", "--slm-resume RECORDS, of an earlier run")
+            raise BadUsage(
+                f"--slm-resume: there is no results file at {self.source}",
+                "Pass --slm-resume RECORDS with the results file of an earlier run.",
+            )
         self.gate_terms = GateCriteria(options.gate_margin, options.gate_alpha, pairs=options.gate_pairs)
         self.budget_s = DEFAULTS[planner.platform].budget_s if options.budget is None else options.budget
         goes_on = self.budget_s and options.repeats > 1 and not options.ray
@@ -89,8 +92,8 @@ class Session:
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None, is_run: bool = True) -> Session:
-        """A session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run, or the
-        options fit neither host nor archive; a plan assumes a host instead. is_run: whether tests will run."""
+        """Return a session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run,
+        or the options fit neither host nor archive; a plan assumes a host instead. is_run: whether tests will run."""
         platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
@@ -281,13 +284,11 @@ class Rounds:
         return {}
 
     def _give_up(self, what: str, subject: str, why: str) -> None:
-        """Tell the user once that the budget does not pay for a claim or a load."""
         if (what, subject) not in self.given_up:
             self.given_up.add((what, subject))
             self._say(f"{subject}: {why}")
 
     def _say(self, text: str) -> None:
-        """Tell the user what the budget does not pay for."""
         self.session.say(f"{text}, and --slm-budget leaves {max(0.0, self.left_s):.0f} s")
 
     @property
@@ -304,7 +305,7 @@ class Rounds:
         return self.session.results.repeats.get(self.cases[load].key, ())
 
     def repeat_s(self, load: int) -> float:
-        """Seconds of the last repeat of a load, from its first request to the end of its window."""
+        """Return seconds of the last repeat of a load, from its first request to the end of its window."""
         return self._repeats(load)[-1][0].run.window_s[1]
 
 
@@ -365,7 +366,6 @@ class Sweeps:
         return rounds
 
     def _go_beyond(self, case: Case) -> None:
-        """Measure a larger load than those of a curve, on an engine of its own."""
         self.session.say(f"{point_title(case.each[0], case.loads[0])} follows: the GPU has no plateau for sure before")
         further = Rounds(self.session, {case.concurrency: case})
         for number in (1, 2):

@@ -15,6 +15,11 @@ from typing import IO, Any, ClassVar, Literal
 ENDS_WITH = " ends with\n"  # between the path of a log and its last lines
 
 
+def printed_hint(hint: str) -> str:
+    """Return a hint as it is printed: a sentence as it is, and a command, an option or a value after "try:"."""
+    return hint if hint[:1].isupper() and hint.endswith(".") else f"try: {hint}"
+
+
 class SlmError(Exception):
     """A problem that the user can act on, in one sentence, and what to do about it. Both may repeat what a server, a
     file or a log says: a terminal shall not obey that."""
@@ -25,7 +30,7 @@ class SlmError(Exception):
         from pytest_slmserve.schema.printable import printable  # its patterns cost an idle run more than this module
 
         problem, hint = printable(problem, self.layout), printable(hint, self.layout)
-        super().__init__(f"{problem}\n  try: {hint}" if hint else problem)
+        super().__init__(f"{problem}\n  {printed_hint(hint)}" if hint else problem)
         self.problem = problem
         self.hint = hint
 
@@ -180,7 +185,8 @@ def write_file(path: Path, data: str | bytes) -> None:
 
 
 def content(path: Path, most: int | None = None) -> bytes:
-    """All bytes of a file. most: so many at most. Raises OSError, also where it is larger than that or the memory."""
+    """Return all bytes of a file. most: so many at most. Raises OSError, also where it is larger than that or the
+    memory."""
     try:
         with open(path, "rb", opener=regular) as file:
             if most is not None and os.fstat(file.fileno()).st_size > most:
@@ -196,7 +202,8 @@ _DECODER = json.JSONDecoder()
 
 
 def read_json(path: Path, hint: str, name: str = "") -> Any:
-    """The value of a file of others, as `json_value` reads it. name: told in place of its path. Raises BadUsage."""
+    """Return the value of a file of others, as `json_value` reads it. name: told in place of its path. Raises
+    BadUsage."""
     name = name or str(path)
     try:
         return json_value(content(path, LARGEST_JSON))
@@ -209,9 +216,9 @@ def read_json(path: Path, hint: str, name: str = "") -> Any:
 
 
 def json_value(text: str | bytes, *, kept: bool = False) -> Any:
-    """The value of a text of others that is JSON and nothing more. Of a key that stands there twice the last is read,
-    and NaN and Infinity are, as Python writes them. kept: in a record, so neither they are, nor what is no Unicode.
-    Raises JSONDecodeError, or ValueError that says what is wanted."""
+    """Return the value of a text of others that is JSON and nothing more. Of a key that stands there twice the last is
+    read, and NaN and Infinity are, as Python writes them. kept: in a record, so neither they are, nor what is no
+    Unicode. Raises JSONDecodeError, or ValueError that says what is wanted."""
     if len(text) > LARGEST_JSON:
         raise ValueError(f"JSON of at most {LARGEST_JSON // 10**6} MB")
     if isinstance(text, bytes):
@@ -229,8 +236,8 @@ def json_value(text: str | bytes, *, kept: bool = False) -> Any:
 
 
 def json_at(text: str, at: int | None = None) -> tuple[Any, int]:
-    """The value that begins at this place of a text of others, and where it ends; no place: all of it is the value.
-    Raises as `json_value`."""
+    """Return the value that begins at this place of a text of others, and where it ends; no place: all of it is the
+    value. Raises as `json_value`."""
     deep = ValueError(f"JSON of at most {DEEPEST_JSON} levels")
     try:
         found, end = (_DECODER.decode(text), len(text)) if at is None else _DECODER.raw_decode(text, at)
@@ -262,7 +269,7 @@ def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it names a file; a name that no file can have does not."""
+    """Return whether it names a file; a name that no file can have does not."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -270,5 +277,5 @@ def is_file(path: Path) -> bool:
 
 
 def user_cache(name: str = "pytest-slmserve") -> Path:
-    """A folder in the user's cache by the XDG Base Directory Specification, for what can be made again."""
+    """Return a folder in the user's cache by the XDG Base Directory Specification, for what can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name

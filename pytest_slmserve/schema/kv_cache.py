@@ -18,14 +18,14 @@ BITS_OF = {
 
 
 def quantization_of(spec: EngineSpec) -> str | None:
-    """The quantization method of the weights: of the specification, else of the checkpoint; None without one."""
+    """Return the quantization method of the weights: of the specification, else of the checkpoint; None without one."""
     asked, own = spec.arguments.get("quantization"), spec.model_facts and spec.model_facts.quantization
     return str(asked) if asked else own.method if own else None
 
 
 def weight_bytes(spec: EngineSpec, each: int) -> int | None:
-    """Bytes of all weights as the engine holds them; None if they are not counted, or the method is not known. each: of
-    a weight that is not quantized, as those of embeddings and output layer."""
+    """Return bytes of all weights as the engine holds them; None if they are not counted, or the method is not known.
+    each: of a weight that is not quantized, as those of embeddings and output layer."""
     model, method = spec.model_facts, quantization_of(spec)
     if model is None or model.parameters is None:
         return None
@@ -49,10 +49,10 @@ def check_quantization(spec: EngineSpec) -> None:
     plain = str(asked).replace("_marlin", "")
     if asked and own and own not in (asked, plain):
         problem = f"{spec.model}: its weights are quantized by {own}, not {asked}"
-        raise BadUsage(problem, f"--slm-quantization {own}, or none")
+        raise BadUsage(problem, f"Use --slm-quantization {own}, or none.")
     if asked and not own and plain in LOADED:
         problem = f"{spec.model}: {asked} weights are loaded, not made, and these are not quantized"
-        raise BadUsage(problem, "a model that was quantized so, or --slm-quantization fp8")
+        raise BadUsage(problem, "Choose a model that was quantized so, or use --slm-quantization fp8.")
 
 
 def check_arguments(spec: EngineSpec) -> None:
@@ -60,7 +60,7 @@ def check_arguments(spec: EngineSpec) -> None:
     tokens, sequences = given_limit(spec, "max_num_batched_tokens"), given_limit(spec, "max_num_seqs")
     if tokens < sequences:
         problem = f"max_num_batched_tokens {tokens} is below max_num_seqs {sequences}, and vLLM does not start so"
-        raise BadUsage(problem, f"--slm-max-num-seqs={tokens}, and no larger --slm-concurrency")
+        raise BadUsage(problem, f"Use --slm-max-num-seqs={tokens}, and no larger --slm-concurrency.")
     if spec.arguments.get(SPECULATIVE) is not None:
         check_speculation(spec)
 
@@ -79,14 +79,16 @@ def check_speculation(spec: EngineSpec) -> None:
     if spec.interface == "transformers":
         raise BadUsage("Transformers' generate() gets no speculative_config from here", "--slm-interface engine")
     if not asked:
-        raise BadUsage(f"speculative_config {spec.arguments[SPECULATIVE]!r} is no object with entries", hint)
+        raise BadUsage(f"speculative_config {spec.arguments[SPECULATIVE]!r} is not an object with entries", hint)
     if not (method or asked.get("model")):
         raise BadUsage("speculative_config has neither a method nor the model that drafts", hint)
     if (drafted is None and method in NGRAMS) or (drafted is not None and (type(drafted) is not int or drafted < 1)):
         problem = f"speculative_config has num_speculative_tokens {drafted!r}, and 1 or more are drafted at a time"
         raise BadUsage(problem, hint)
     if spec.platform == "cpu" and asked.get("rejection_sample_method") == AS_TOLD:
-        raise BadUsage(f'vLLM\'s CPU backend has no "rejection_sample_method": "{AS_TOLD}"', "a GPU, or without it")
+        raise BadUsage(
+            f'vLLM\'s CPU backend has no "rejection_sample_method": "{AS_TOLD}"', "Use a GPU, or remove the entry."
+        )
     least, most = asked.get("prompt_lookup_min"), asked.get("prompt_lookup_max")
     if type(least) is type(most) is int and least > most:
         problem = f"speculative_config has prompt_lookup_min {least}, above prompt_lookup_max {most}"
@@ -94,7 +96,7 @@ def check_speculation(spec: EngineSpec) -> None:
 
 
 def has_draft_weights(spec: EngineSpec) -> bool:
-    """Whether tokens are drafted by a model, which takes memory beside the weights."""
+    """Return whether tokens are drafted by a model, which takes memory beside the weights."""
     return bool(spec.speculation) and spec.speculation.get("method") not in FROM_THE_TEXT
 
 
@@ -114,8 +116,8 @@ def made_up_acceptance(spec: EngineSpec) -> str | None:
 
 
 def adapter_bytes(spec: EngineSpec) -> int:
-    """Bytes of the slots for LoRA adapters on each GPU; 0 without adapters, or for an architecture that is not known.
-    With several GPUs an upper bound: vLLM divides one matrix of the two."""
+    """Return bytes of the slots for LoRA adapters on each GPU; 0 without adapters, or for an architecture that is not
+    known. With several GPUs an upper bound: vLLM divides one matrix of the two."""
     if not spec.arguments.get("enable_lora") or spec.model_facts is None or not spec.model_facts.adapted:
         return 0
     slots, rank = spec.arguments.get("max_loras", 1), spec.arguments.get("max_lora_rank", 16)
@@ -123,15 +125,15 @@ def adapter_bytes(spec: EngineSpec) -> int:
 
 
 def beside_adapters(spec: EngineSpec, budget: int) -> int:
-    """Bytes of a KV cache on each GPU beside the slots for adapters, of a `budget` for both. Raises BadUsage with the
-    number of slots that fit if they leave no room for one request as long as the context."""
+    """Return bytes of a KV cache on each GPU beside the slots for adapters, of a `budget` for both. Raises BadUsage
+    with the number of slots that fit if they leave no room for one request as long as the context."""
     taken, per_token = adapter_bytes(spec), kv_layout(spec).bytes_per_token or 0
     least = per_token * spec.max_model_len // spec.tensor_parallel_size
     if taken and budget - taken < least:
         slots = spec.arguments["max_loras"]
         fit = max(0, budget - least) * slots // taken
         problem = f"{slots} slots for adapters take {taken / GIB:.1f} GiB, and {budget / GIB:.1f} GiB are left for"
-        hint = f"--slm-engine-arg max_loras={fit}" if fit else "a larger --slm-gpu-memory-utilization"
+        hint = f"--slm-engine-arg max_loras={fit}" if fit else "Raise --slm-gpu-memory-utilization."
         raise BadUsage(f"{spec.model}: {problem} them and the KV cache", hint)
     return budget - taken
 
@@ -144,17 +146,21 @@ def check_adapters(spec: EngineSpec, adapters: Adapters) -> None:
         who = (
             "Transformers' generate()" if spec.interface == "transformers" else "an endpoint, whose adapters have names"
         )
-        raise BadUsage(f"{who} gets no adapters from here", "--slm-interface engine or server, without --slm-endpoint")
+        raise BadUsage(
+            f"{who} gets no adapters from here", "Use --slm-interface engine or server, without --slm-endpoint."
+        )
     if not given.get("enable_lora"):
         raise BadUsage(
             f"{adapters.title}, and the engine is not to serve any",
-            f"enable_lora=true, as --slm-lora {adapters.words} has it",
+            f"Pass enable_lora=true, as --slm-lora {adapters.words} does.",
         )
     if model is None or not model.adapted:
         named = model.architecture if model else "this model"
-        raise BadUsage(f"{spec.model}: no adapters are made here for {named}", f"a model of {', '.join(ADAPTED)}")
+        raise BadUsage(
+            f"{spec.model}: no adapters are made here for {named}", f"Choose a model of {', '.join(ADAPTED)}."
+        )
     if not all(type(each) is int and each > 0 for each in (slots, held, rank)):
-        raise BadUsage(f"max_loras {slots}, max_cpu_loras {held}, max_lora_rank {rank}", "positive whole numbers")
+        raise BadUsage(f"max_loras {slots}, max_cpu_loras {held}, max_lora_rank {rank}", "Use positive whole numbers.")
     if rank < adapters.rank or rank not in RANKS:
         raise BadUsage(
             f"max_lora_rank {rank} has no room for {adapters.title}", f"--slm-engine-arg max_lora_rank={adapters.rank}"
@@ -180,7 +186,8 @@ KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Bytes of one weight or activation; None for an unknown type, as "auto" is before the engine has reported one."""
+    """Return bytes of one weight or activation; None for an unknown type, as "auto" is before the engine has reported
+    one."""
     dtype = (resolved.dtype if resolved else None) or spec.arguments.get("dtype") or spec.dtype
     return VALUE_BYTES.get(str(dtype))
 
@@ -201,8 +208,8 @@ class KvLayout:
 
 
 def kv_layout(spec: EngineSpec, resolved: Resolved | None = None) -> KvLayout:
-    """The layout of the KV cache: what the engine reported, else what specification and model say, else the default of
-    the platform."""
+    """Return the layout of the KV cache: what the engine reported, else what specification and model say, else the
+    default of the platform."""
     extra, model = spec.arguments, spec.model_facts
     dtype = str(extra.get("kv_cache_dtype", "auto"))
     if dtype == "auto" and model and model.quantization:
@@ -231,15 +238,15 @@ def request_blocks(spec: EngineSpec, windows: tuple[int | None, ...], block_size
 
 
 def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
-    """A limit of the engine: an argument of vLLM's engine in `extra`, if it is a positive number, or else the field of
-    the specification of this name, or of the name `field`."""
+    """Return a limit of the engine: an argument of vLLM's engine in `extra`, if it is a positive number, or else the
+    field of the specification of this name, or of the name `field`."""
     given, own = spec.arguments.get(argument), int(getattr(spec, field or argument))
     return given if isinstance(given, int) and given > 0 else own
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Number of KV blocks that follows from the specification. None if layout or type are unknown, if the engine takes
-    what is left of the memory, and for an endpoint or Transformers, which manage their own cache."""
+    """Return the number of KV blocks that follows from the specification. None if layout or type are unknown, if the
+    engine takes what is left of the memory, and for an endpoint or Transformers, which manage their own cache."""
     if given := spec.arguments.get("num_gpu_blocks_override"):
         return int(given)
     layout, cache_bytes = kv_layout(spec, resolved), specified_kv_bytes(spec)
@@ -250,13 +257,14 @@ def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int 
 
 
 def specified_kv_bytes(spec: EngineSpec) -> int:
-    """Bytes of the KV cache by the specification, over all GPUs; 0 if the engine takes what is left of the memory."""
+    """Return bytes of the KV cache by the specification, over all GPUs; 0 if the engine takes what is left of the
+    memory."""
     return given_limit(spec, "kv_cache_memory_bytes", "kv_cache_bytes") * spec.tensor_parallel_size
 
 
 def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
-    """Bytes of the engine's KV cache, over all GPUs: by its own number of blocks, the predicted one, or else as the
-    specification says; 0 is "not known"."""
+    """Return bytes of the engine's KV cache, over all GPUs: by its own number of blocks, the predicted one, or else as
+    the specification says; 0 is "not known"."""
     layout, blocks = kv_layout(spec, resolved), resolved.kv_blocks or predicted_blocks(spec, resolved)
     if blocks is None or layout.bytes_per_token is None:
         return specified_kv_bytes(spec)
@@ -264,8 +272,8 @@ def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
 
 
 def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:
-    """Number of requests of `longest` tokens that fit, by the engine's own number of blocks or else by the predicted
-    one. None if the blocks, or the blocks of a request, are not known."""
+    """Return the number of requests of `longest` tokens that fit, by the engine's own number of blocks or else by the
+    predicted one. None if the blocks, or the blocks of a request, are not known."""
     blocks = resolved.kv_blocks if resolved and resolved.kv_blocks else predicted_blocks(spec, resolved)
     layout = kv_layout(spec, resolved)
     if blocks is None or layout.windows is None:
@@ -275,8 +283,8 @@ def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None
 
 
 def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
-    """The reason why this number of requests of `longest` tokens would preempt each other; None if they would not, or
-    if the capacity is unknown."""
+    """Return the reason why this number of requests of `longest` tokens would preempt each other; None if they would
+    not, or if the capacity is unknown."""
     capacity = kv_capacity(spec, longest)
     if capacity is None or capacity >= requests:
         return None
@@ -284,20 +292,20 @@ def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
 
 
 def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int) -> int:
-    """Bytes for the KV cache: the engine's share of the memory less weights and reserve. Raises BadUsage if nothing is
-    left."""
+    """Return bytes for the KV cache: the engine's share of the memory less weights and reserve. Raises BadUsage if
+    nothing is left."""
     left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - RESERVE_BYTES
     if left <= 0:
         need, have = (weight_bytes + RESERVE_BYTES) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
         problem = f"weights and reserve take {need:.1f} GiB of the {have:.1f} GiB allowed: no room for a KV cache"
-        raise BadUsage(problem, "a smaller model, or a larger --slm-gpu-memory-utilization")
+        raise BadUsage(problem, "Choose a smaller model, or a larger --slm-gpu-memory-utilization.")
     return left
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of a GPU's memory, from "80GiB" or a number of bytes. Raises BadUsage for any other text or size."""
+    """Return bytes of a GPU's memory, from "80GiB" or a number of bytes. Raises BadUsage for any other text or size."""
     found = MEMORY.fullmatch(text)
     size = int(float(found[1]) * (GIB if found[2] else 1)) if found and len(text) < 30 else 0
     if not SMALLEST_GPU <= size <= LARGEST_GPU:
-        raise BadUsage(f"{text!r} is no memory of a GPU", "80GiB, or 85899345920 (bytes)")
+        raise BadUsage(f"{text!r} is not a memory of a GPU", "Write 80GiB, or 85899345920 (bytes).")
     return size

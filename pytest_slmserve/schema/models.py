@@ -152,7 +152,7 @@ class Model:
         return self.vocabulary * self.embedding_width
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
-        """Bytes of all weights; None if they are not counted."""
+        """Return bytes of all weights; None if they are not counted."""
         return None if self.parameters is None else int(self.parameters * bytes_per_weight)
 
     @property
@@ -174,7 +174,7 @@ class Model:
         return {f"{where}.{i}.{name}": sizes for i in range(self.layers) for name, sizes in layer.items()}
 
     def adapter_slot_bytes(self, rank: int, bytes_per_value: int = 2) -> int:
-        """Bytes of vLLM's slot for an adapter of at most this rank, on one GPU that has the whole model."""
+        """Return bytes of vLLM's slot for an adapter of at most this rank, on one GPU that has the whole model."""
         tables = ADAPTED.get(self.architecture, 0) * (self.vocabulary + self.hidden)
         return rank * bytes_per_value * (sum(map(sum, self.adapted.values())) + tables)
 
@@ -193,14 +193,14 @@ class Model:
         return each, tuple(window for window, count in counts.items() for _ in range(-(-count // each)))
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2, gpus: int = 1) -> int | None:
-        """Bytes of one token's keys and values in the layers that share a block, on all `gpus` together; with fewer KV
-        heads than GPUs some heads are held twice. None if vLLM's layout is not known."""
+        """Return bytes of one token's keys and values in the layers that share a block, on all `gpus` together; with
+        fewer KV heads than GPUs some heads are held twice. None if vLLM's layout is not known."""
         groups = self.kv_groups
         return None if groups is None else groups[0] * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def kv_read_bytes(self, context: float, bytes_per_value: int = 2, gpus: int = 1) -> float | None:
-        """Bytes of keys and values that a token reads with so many before it, over all layers and GPUs; None if what
-        the layers keep is not known."""
+        """Return bytes of keys and values that a token reads with so many before it, over all layers and GPUs; None if
+        what the layers keep is not known."""
         seen = self._seen(context)
         return None if seen is None else seen * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
@@ -210,14 +210,15 @@ class Model:
         return self.heads * self.head_size * (self.layers if seen is None else seen / context)
 
     def _seen(self, context: float) -> float | None:
-        """Tokens that one token looks back at, in all layers together."""
+        """Return tokens that one token looks back at, in all layers together."""
         if self.windows is None:
             return None
         return sum(context if window is None else min(context, window) for window in self.windows)
 
     def indivisible(self, gpus: int) -> str | None:
-        """The reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Heads and
-        columns of the feed-forward layers are divided evenly; KV heads too, or each is held by equally many GPUs."""
+        """Return the reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Heads
+        and columns of the feed-forward layers are divided evenly; KV heads too, or each is held by equally many
+        GPUs."""
         if self.heads % gpus or (self.feed_forward or gpus) % gpus:
             what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {self.feed_forward} wide"
             return f"{self.name} has {what}, which {gpus} GPUs cannot divide evenly"
@@ -234,9 +235,9 @@ def model_from_config(
     completed: Mapping[str, Any] | None = None,
     source: ModelSource = "catalogue",
 ) -> Model:
-    """The model of a Transformers `config.json`. parameters: if others have counted them. completed: what Transformers
-    reads in the entries that are not there. Raises BadUsage if a needed entry is missing, if it is what no model can
-    have, and for a model that is none of `Kind`."""
+    """Return the model of a Transformers `config.json`. parameters: if others have counted them. completed: what
+    Transformers reads in the entries that are not there. Raises BadUsage if a needed entry is missing, if it is what no
+    model can have, and for a model that is none of `Kind`."""
     try:
         own = {**config, **(config.get("text_config") or {})}
         entries = {**own, **(completed or {})}
@@ -244,7 +245,7 @@ def model_from_config(
         other_head = OTHER_HEADS.fullmatch(architecture) and not SCORES.fullmatch(architecture)
         if other_head or config.get("is_encoder_decoder"):
             problem = f"{name}: {architecture} neither generates text nor embeds or classifies it"
-            raise BadUsage(problem, "a model that does one of these")
+            raise BadUsage(problem, "Choose a model that does one of these.")
         layers, hidden = (_number(entries, word) for word in ("num_hidden_layers", "hidden_size"))
         no_heads = bool(HAVE_STATE & entries.keys()) and not _told(entries, "num_attention_heads")
         heads = 0 if no_heads else _number(entries, "num_attention_heads")
@@ -280,7 +281,7 @@ def model_from_config(
             config=tuple(config.items()),
         )
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as missing:
-        raise BadUsage(f"{name}: its config.json has no usable {missing}", "a decoder-only model") from None
+        raise BadUsage(f"{name}: its config.json has no usable {missing}", "Choose a decoder-only model.") from None
 
 
 def _positions_before(config: Mapping[str, Any]) -> int:
@@ -291,8 +292,8 @@ def _positions_before(config: Mapping[str, Any]) -> int:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The architecture that `config.json` names, or else, as vLLM has it, the one of its model_type. Raises LookupError
-    if it tells neither, ValueError if it tells something else."""
+    """Return the architecture that `config.json` names, or else, as vLLM has it, the one of its model_type. Raises
+    LookupError if it tells neither, ValueError if it tells something else."""
     if named := config.get("architectures"):
         if not isinstance(named, list | tuple) or not isinstance(named[0], str):
             raise ValueError(f"'architectures': {named!r:.40} are no names")
@@ -304,13 +305,13 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def _told(entries: Mapping[str, Any], word: str) -> Any:
-    """The entry of this usual name, or of an older one; None without any."""
+    """Return the entry of this usual name, or of an older one; None without any."""
     return next((value for each in (word, *OTHER_WORDS[word]) if (value := entries.get(each)) is not None), None)
 
 
 def _number(entries: Mapping[str, Any], word: str, otherwise: int | None = None) -> int:
-    """The number of this usual name. otherwise: what it is where it is not told. Raises LookupError without any, and
-    ValueError for what no model can have."""
+    """Return the number of this usual name. otherwise: what it is where it is not told. Raises LookupError without any,
+    and ValueError for what no model can have."""
     value = _told(entries, word)
     if value is None and otherwise is not None:
         return otherwise
@@ -320,7 +321,7 @@ def _number(entries: Mapping[str, Any], word: str, otherwise: int | None = None)
 
 
 def _number_if_any(entries: Mapping[str, Any], word: str) -> int:
-    """The number of this name, 0 where it is not told. Raises ValueError for what no model can have."""
+    """Return the number of this name, 0 where it is not told. Raises ValueError for what no model can have."""
     value = entries.get(word)
     return 0 if value is None else _within(word, value, MOST_IF_ANY[word])
 
@@ -328,12 +329,12 @@ def _number_if_any(entries: Mapping[str, Any], word: str) -> int:
 def _within(word: str, value: Any, most: int, least: int = 0) -> int:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or value != value // 1 or not least <= value <= most:
-        raise ValueError(f"'{word}': {value!r:.40} is no number of a model")
+        raise ValueError(f"'{word}': {value!r:.40} is not a number of a model")
     return int(value)
 
 
 def counted_weights(count: Any) -> int | None:
-    """A number of weights that others have counted; None if no model can have so many."""
+    """Return a number of weights that others have counted; None if no model can have so many."""
     return count if type(count) is int and 0 < count <= MOST_WEIGHTS else None
 
 
@@ -376,8 +377,8 @@ WEIGHTLESS = re.compile(
 
 
 def count_parameters(config: Mapping[str, Any]) -> int | None:
-    """The number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an entry
-    that is not known here."""
+    """Return the number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an
+    entry that is not known here."""
     if config.get("model_type") == "bert" and config.get("architectures"):
         known = all(name in COUNTED or OF_ENCODERS.fullmatch(name) or WEIGHTLESS.fullmatch(name) for name in config)
         return _count_encoder(config) if known else None
@@ -398,8 +399,8 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
 
 
 def _count_encoder(config: Mapping[str, Any]) -> int | None:
-    """The weights of a BERT with the dense layer of its pooler, and with its head if it classifies (the arithmetic
-    gives the 33,360,000 that the makers of bge-small-en-v1.5 tell)."""
+    """Return the weights of a BERT with the dense layer of its pooler, and with its head if it classifies (the
+    arithmetic gives the 33,360,000 that the makers of bge-small-en-v1.5 tell)."""
     hidden, inner = _number(config, "hidden_size"), _number_if_any(config, "intermediate_size")
     tables = sum(int(config.get(name, 0)) for name in ("vocab_size", "max_position_embeddings", "type_vocab_size"))
     layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
@@ -471,8 +472,8 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tuple[int | None, ...] | None:
-    """The window of each layer, none of an encoder; None if a layer is no attention, or if nobody knows which layers
-    slide."""
+    """Return the window of each layer, none of an encoder; None if a layer is no attention, or if nobody knows which
+    layers slide."""
     if ENCODERS.fullmatch(architecture):
         return ()
     if architecture not in AS_CONFIGURED:
@@ -502,16 +503,17 @@ KNOWN_AS = {known.lower(): name for name, model in MODELS.items() for known in (
 
 
 def short_name(model: str) -> str:
-    """A model's name for people: "opt-1.3b" for "facebook/opt-1.3b", the folder's name for a path."""
+    """Return a model's name for people: "opt-1.3b" for "facebook/opt-1.3b", the folder's name for a path."""
     return model.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
 def catalogue_name(model: str) -> str | None:
-    """The name under which the catalogue has `model`, or None: a folder may be called as it likes."""
+    """Return the name under which the catalogue has `model`, or None: a folder may be called as it likes."""
     return KNOWN_AS.get(model.lower())
 
 
 def hub_name(model: str) -> str:
-    """The name to load real weights by: the Hub's, of a catalogue model; any other name, such as a folder, as it is."""
+    """Return the name to load real weights by: the Hub's, of a catalogue model; any other name, such as a folder, as it
+    is."""
     name = catalogue_name(model)
     return str(MODELS[name].get("hub", name)) if name else model

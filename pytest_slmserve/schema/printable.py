@@ -24,7 +24,7 @@ def printable(text: str, layout: str = LAYOUT) -> str:
 
 
 def printable_value(value: Any, layout: str = LAYOUT) -> Any:
-    """A value of JSON with each of its texts, and each name of a field, as `printable` has it."""
+    """Return a value of JSON with each of its texts, and each name of a field, as `printable` has it."""
     match value:
         case str():
             return printable(value, layout)
@@ -40,7 +40,8 @@ SHORTEST = 4  # shorter ones are no secrets, and parts of any sentence
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
-    """The text without these secrets, plain or as a server may encode them: in a URL, in HTML, JSON, hex and base64."""
+    """Return the text without these secrets, plain or as a server may encode them: in a URL, in HTML, JSON, hex and
+    base64."""
     for secret in (each for each in secrets if len(each) >= SHORTEST):
         raw = secret.encode("utf-8", "replace")
         forms = ["".join(map(_spellings, secret)), "[ :]?".join(f"{byte:02x}" for byte in raw)]
@@ -55,7 +56,7 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
 
 
 def _spellings(character: str) -> str:
-    """A pattern of one character: itself, or as HTML, JSON or a URL has it: a server may write only some so."""
+    """Return a pattern of one character: itself, or as HTML, JSON or a URL has it: a server may write only some so."""
     in_url = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "replace"))
     number = ord(character)
     forms = {character, in_url, html.escape(character), json.dumps(character)[1:-1], f"\\u{number:04x}"}

@@ -86,13 +86,13 @@ class Environment:
         return self.on(1).key
 
     def on(self, gpus: int) -> Environment:
-        """The environment of an engine on so many GPUs: with the cores of all of them, where each has a part."""
+        """Return the environment of an engine on so many GPUs: with the cores of all of them, where each has a part."""
         if not (self.of_gpus and self.cores):
             return self
         return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)
 
     def of(self, spec: EngineSpec) -> Environment:
-        """The environment of `spec` on this host: with its URL, if it is an endpoint."""
+        """Return the environment of `spec` on this host: with its URL, if it is an endpoint."""
         return replace(self, url=spec.url) if spec.url else self
 
 
@@ -110,7 +110,7 @@ def differences(
 
 
 def release(version: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
+    """Return the leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(int(part) for part in found[1].split(".")) if found else ()
 
@@ -316,7 +316,7 @@ class Replica:
     thread_percentage: int | None = None
 
     def key(self, alone: str) -> str:
-        """The key of this engine's measurement. alone: that without regard to the engines beside it."""
+        """Return the key of this engine's measurement. alone: that without regard to the engines beside it."""
         return short_hash([alone, self.set, self.index])
 
 
@@ -384,7 +384,7 @@ def hosts_of(measurements: Iterable[Measurement]) -> set[str | None]:
 
 
 def moment(text: str) -> datetime:
-    """A time in ISO 8601, of UTC where it does not say. Raises ValueError."""
+    """Return a time in ISO 8601, of UTC where it does not say. Raises ValueError."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 

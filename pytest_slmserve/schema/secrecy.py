@@ -91,15 +91,15 @@ PAIR = re.compile(
     re.IGNORECASE,
 )
 FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*+)\s+(?=[^\s-])")
-EXPORTED = "export it before pytest: engines with real weights inherit HF_TOKEN"  # in place of typing it
-WITH_A_KEY = "SLM_ENDPOINT_KEY=... in the environment"
+EXPORTED = "Export it before you start pytest: engines with real weights inherit HF_TOKEN."  # in place of typing it
+WITH_A_KEY = "Set SLM_ENDPOINT_KEY=... in the environment."
 NAME = re.compile(r"\b([A-Za-z]\w{,40})=")
 UNREAD = 4  # how often a text may have been encoded for a URL
 
 
 @lru_cache(maxsize=1024)
 def secret_in(text: str, named: bool = True) -> str:
-    """Words on what seems to be a secret in this text, for an error that must not repeat it; "" if nothing does.
+    """Return words on what seems to be a secret in this text, for an error that must not repeat it; "" if nothing does.
     named: also values that only their name tells."""
     for form in _forms(text):
         if value := VALUE.search(form):
@@ -113,7 +113,7 @@ def secret_in(text: str, named: bool = True) -> str:
 
 
 def _forms(text: str) -> list[str]:
-    """The text as it is, and what it means where JSON, or a URL, has encoded it, however often."""
+    """Return the text as it is, and what it means where JSON, or a URL, has encoded it, however often."""
     forms = [text]
     while len(forms) <= UNREAD:
         form = forms[-1]
@@ -128,7 +128,7 @@ def _forms(text: str) -> list[str]:
 
 
 def _first(names: Iterable[str], of_url: bool = False) -> str:
-    """The first name of a secret; one that may itself be a secret is not told."""
+    """Return the first name of a secret; one that may itself be a secret is not told."""
     name = next((name for name in names if is_secret_name(name, of_url)), "")
     return name if len(name) <= 40 and not seems_drawn(name) else "..."[: len(name)]
 
@@ -143,7 +143,7 @@ KIND = re.compile(r"[A-Z]+|[a-z]+|\d+")
 
 
 def unquoted(url: str) -> str:
-    """Text that a URL means, however often it was encoded."""
+    """Return the text that a URL means, however often it was encoded."""
     for _ in range(UNREAD):
         if (plain := unquote(url)) == url:
             break
@@ -170,7 +170,6 @@ def seems_drawn(path: str) -> bool:
 
 
 def _is_mixed(part: str) -> bool:
-    """Tell whether capitals, small letters and digits change places as often as they do by chance."""
     kinds = ["A" if kind.isupper() else "a" if kind.islower() else "0" for kind in KIND.findall(part)]
     return len(set(kinds)) == 3 and sum(a != b for a, b in pairwise(kinds)) >= 10
 
@@ -196,8 +195,8 @@ OF_THE_HUB = ("HF_", "HUGGINGFACE_", "HUGGING_FACE_")  # a token of it is a secr
 
 
 def passed_on(inherited: Mapping[str, str], *, hub: bool = False) -> dict[str, str]:
-    """The part of our environment that a process of ours inherits, which imports nothing from the folder it works in.
-    hub: with a token of the Hugging Face Hub, if there is one."""
+    """Return the part of our environment that a process of ours inherits, which imports nothing from the folder it
+    works in. hub: with a token of the Hugging Face Hub, if there is one."""
     known = ((name, value) for name, value in inherited.items() if PASSED_ON.fullmatch(name))
     found = {name: v for name, v in known if not is_secret_name(name) or (hub and name.startswith(OF_THE_HUB))}
     return found | {"PYTHONSAFEPATH": "1"}

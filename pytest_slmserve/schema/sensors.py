@@ -82,5 +82,6 @@ def per_unit(number: int) -> float:
 
 
 def rounded(number: int, value: float | None) -> float | None:
-    """The value rounded to the sensor's resolution, as archives keep it: a report then prints what the run did."""
+    """Return the value rounded to the sensor's resolution, as archives keep it: a report then prints what the run
+    did."""
     return None if value is None else round(value * per_unit(number)) / per_unit(number)

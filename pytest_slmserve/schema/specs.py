@@ -42,18 +42,20 @@ def check_url(url: str) -> None:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # whose text may repeat a password
-        raise BadUsage("an endpoint's URL cannot be read: its host or its port is none", WANTED) from None
+        raise BadUsage("an endpoint's URL cannot be read: its host or its port is none", f"Write {WANTED}.") from None
     plain = unquoted(url)
     if not url.isascii() or not (url + plain).isprintable() or " " in url:
-        raise BadUsage("an endpoint's URL holds what no URL may hold", f"{WANTED}, with other characters as %XX")
+        raise BadUsage("an endpoint's URL holds what no URL may hold", f"Write {WANTED}, with other characters as %XX.")
     if where := "before its host" if "@" in unquoted(parts.netloc) else secret_in_url(url):
         raise _with_credentials(where)
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or "@" in plain:
-        raise BadUsage("an endpoint's URL does not begin with http://HOST or https://HOST", WANTED)
+        raise BadUsage("an endpoint's URL does not begin with http://HOST or https://HOST", f"Write {WANTED}.")
 
 
 def _with_credentials(where: str) -> BadUsage:
-    return BadUsage(f"an endpoint's URL holds credentials, {where}, and it goes into records", f"{KEY}=... instead")
+    return BadUsage(
+        f"an endpoint's URL holds credentials, {where}, and it goes into records", f"Pass the key in {KEY}=... instead."
+    )
 
 
 # Where a server answers requests of each kind: OpenAI's paths, and those that vLLM added.
@@ -66,14 +68,14 @@ PATHS: dict[Kind, str] = {
 
 
 def kind_of(url: str) -> Kind:
-    """The kind of requests to a URL, by the end of its path."""
+    """Return the kind of requests to a URL, by the end of its path."""
     path = urlsplit(url).path.rstrip("/")
     return next((kind for kind, end in PATHS.items() if path.endswith(end.removeprefix("/v1"))), "generate")
 
 
 def completed(url: str) -> str:
-    """The URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url` does, and
-    for what seems to be a key in path or query: records that have such a URL are read all the same."""
+    """Return the URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url`
+    does, and for what seems to be a key in path or query: records that have such a URL are read all the same."""
     check_url(url)
     parts = urlsplit(url)
     if seems_drawn(urlunsplit(parts._replace(scheme="", netloc=""))):
@@ -159,26 +161,33 @@ class EngineSpec:
         if self.model_facts is None and (known := catalogue_name(self.model)):
             object.__setattr__(self, "model_facts", CATALOGUE[known])
         if printable(self.model, layout="") != self.model:
-            raise BadUsage(f"the name of a model holds control characters: {self.model!r}", "the name without them")
+            raise BadUsage(
+                f"the name of a model holds control characters: {self.model!r}", "Pass the name without them."
+            )
         for name, kind in (("platform", Platform), ("interface", Interface), ("load_format", LoadFormat)):
             if getattr(self, name) not in get_args(kind):
-                raise BadUsage(f"unknown {name} {getattr(self, name)!r}", f"one of {', '.join(get_args(kind))}")
+                raise BadUsage(f"unknown {name} {getattr(self, name)!r}", f"Use one of {', '.join(get_args(kind))}.")
         if self.platform == "simulated" and self.interface not in ("engine", "transformers"):
-            raise BadUsage("the simulated engine has no server", "--slm-interface engine, or --slm-cpu")
+            raise BadUsage("the simulated engine has no server", "Use --slm-interface engine, or --slm-cpu.")
         if len({self.platform == "remote", self.interface == "endpoint", bool(self.url)}) > 1:
-            hint = "platform remote, interface endpoint and url"
+            hint = "Use platform remote, interface endpoint, and a url."
             raise BadUsage("an endpoint has a URL, and nothing else has one", hint)
         if self.url:
             check_url(self.url)
         if self.tensor_parallel_size < 1:
-            raise BadUsage(f"an engine on {self.tensor_parallel_size} GPUs", "tensor_parallel_size=1 or more")
+            raise BadUsage(f"an engine on {self.tensor_parallel_size} GPUs", "Pass tensor_parallel_size=1 or more.")
         if not 0 < self.gpu_memory_utilization <= 1:
-            raise BadUsage(f"gpu_memory_utilization {self.gpu_memory_utilization} is not between 0 and 1", "0.9")
+            raise BadUsage(
+                f"gpu_memory_utilization {self.gpu_memory_utilization} is not between 0 and 1",
+                "Pass a share, for example 0.9.",
+            )
         if self.platform == "cpu" and self.kv_cache_bytes % GIB:
-            raise BadUsage(f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"{GIB}")
+            raise BadUsage(
+                f"{self.kv_cache_bytes} KV bytes: vLLM's CPU backend takes whole GiB", f"Pass a multiple of {GIB}."
+            )
 
     def with_arguments(self, arguments: Sequence[tuple[str, Any]]) -> EngineSpec:
-        """A copy with further arguments of the engine; one that is a field of the specification sets that field.
+        """Return a copy with further arguments of the engine; one that is a field of the specification sets that field.
         Raises BadUsage for a value of another type."""
         given = self.arguments | dict(arguments)
         own = {name: _typed(name, value, getattr(self, name)) for name, value in given.items() if name in OWN_FIELDS}
@@ -186,7 +195,7 @@ class EngineSpec:
         return replace(self, extra=extra, **own)
 
     def with_adapters(self, adapters: Adapters) -> EngineSpec:
-        """A copy that holds these adapters, in slots for all unless its arguments say another number."""
+        """Return a copy that holds these adapters, in slots for all unless its arguments say another number."""
         return self.with_arguments([*adapters.arguments(self.arguments).items()])
 
     @property
@@ -253,7 +262,7 @@ class EngineSpec:
         return asked if isinstance(asked, int) else 1
 
     def without(self, *names: str) -> EngineSpec:
-        """A copy of this engine without these further arguments."""
+        """Return a copy of this engine without these further arguments."""
         return replace(self, extra=tuple(pair for pair in self.extra if pair[0] not in names))
 
     @property
@@ -268,7 +277,7 @@ class EngineSpec:
 
 
 def handed_over(value: Any) -> Any:
-    """A value of `EngineSpec.extra` as an engine or a body gets it: that of JSON text, any other as it is."""
+    """Return a value of `EngineSpec.extra` as an engine or a body gets it: that of JSON text, any other as it is."""
     try:
         return json_value(value)
     except (ValueError, TypeError):  # a record may hold anything
@@ -308,22 +317,26 @@ class ReplicaSpec:
 
     def __post_init__(self) -> None:
         if len(self.engines) < 1:
-            raise BadUsage("replicas without an engine", "two or more")
+            raise BadUsage("replicas without an engine", "Pass two or more.")
         if self.sharing not in get_args(Sharing):
-            raise BadUsage(f"unknown sharing {self.sharing!r}", f"one of {', '.join(get_args(Sharing))}")
+            raise BadUsage(f"unknown sharing {self.sharing!r}", f"Use one of {', '.join(get_args(Sharing))}.")
         devices = {(engine.platform, gpu) for engine in self.engines for gpu in engine.gpus}
         wanted = sum(engine.tensor_parallel_size for engine in self.engines) if self.sharing == "gpus" else 1
         if len(devices) != wanted or len({engine.platform for engine in self.engines}) > 1:
             if self.sharing == "gpus":
-                raise BadUsage("replicas with a GPU each, and two have the same", "another gpu for each")
-            raise BadUsage("replicas share one device, and these are on several", "the same platform and gpu for each")
+                raise BadUsage("replicas with a GPU each, and two have the same", "Give each another gpu.")
+            raise BadUsage(
+                "replicas share one device, and these are on several", "Give each the same platform and gpu."
+            )
         if self.thread_percentage is not None and not (self.sharing == "mps" and 0 < self.thread_percentage <= 100):
             problem = f"a thread percentage of {self.thread_percentage} with {self.sharing}"
-            raise BadUsage(problem, "1 to 100, and sharing mps")
+            raise BadUsage(problem, "Use 1 to 100, and sharing mps.")
         if (self.platform == "remote") != (self.sharing == "urls"):
-            raise BadUsage(f"{self.sharing} is no way in which these engines can share", "urls, of endpoints alone")
+            raise BadUsage(
+                f"{self.sharing} is no way in which these engines can share", "Use urls, and only for endpoints."
+            )
         if self.platform == "cpu" and self.sharing != "time-slicing":
-            raise BadUsage(f"{self.sharing} is a way to share a GPU, and there is none", "time-slicing")
+            raise BadUsage(f"{self.sharing} is a way to share a GPU, and there is none", "Use time-slicing.")
 
     def __len__(self) -> int:
         return len(self.engines)
@@ -365,9 +378,11 @@ class Adapters:
     def __post_init__(self) -> None:
         if type(self.count) is not int or not 1 <= self.count <= MOST_ADAPTERS or self.rank not in RANKS:
             problem = f"{self.count!r} adapters of rank {self.rank!r} are not what vLLM has slots for"
-            raise BadUsage(problem, f"up to {MOST_ADAPTERS:,}, of rank {', '.join(map(str, RANKS))}")
+            raise BadUsage(problem, f"Use up to {MOST_ADAPTERS:,}, of rank {', '.join(map(str, RANKS))}.")
         if self.traffic not in get_args(Traffic):
-            raise BadUsage(f"unknown traffic {self.traffic!r} of adapters", " or ".join(get_args(Traffic)))
+            raise BadUsage(
+                f"unknown traffic {self.traffic!r} of adapters", "Use " + " or ".join(get_args(Traffic)) + "."
+            )
 
     @property
     def title(self) -> str:
@@ -440,54 +455,58 @@ class WorkloadSpec:
         for value, words in ((self.source, Source), (self.rule, Rule), (self.kind, Kind)):
             if value not in get_args(words):
                 raise BadUsage(
-                    f"unknown source, rule or kind {value!r} of a workload", f"one of {', '.join(get_args(words))}"
+                    f"unknown source, rule or kind {value!r} of a workload", f"Use one of {', '.join(get_args(words))}."
                 )
         if self.adapters and self.kind != "generate":
-            raise BadUsage(f"adapters for requests of the kind {self.kind}", "adapters with the kind generate, or none")
+            raise BadUsage(
+                f"adapters for requests of the kind {self.kind}", "Use adapters with the kind generate, or none."
+            )
         if self.schema and self.kind != "generate":
             problem = f"structured output of requests of the kind {self.kind}, which have no text"
-            raise BadUsage(problem, "a model that generates, or no response_format")
+            raise BadUsage(problem, "Choose a model that generates, or remove response_format.")
         natural = self.prompt_tokens is None, self.output_tokens is None
         if natural == (False, True) or (natural == (True, False) and not self.as_vllm):
-            raise BadUsage("only one of prompt and output length is fixed", "both as numbers, or both natural")
+            raise BadUsage("only one of prompt and output length is fixed", "Give both as numbers, or both as natural.")
         if min(n for n in (self.requests, self.prompt_tokens, self.output_tokens) if n is not None) < 1:
-            hint = "512 prompt and 256 output tokens"
+            hint = "Use, for example, 512 prompt tokens and 256 output tokens."
             raise BadUsage("a workload needs at least one request of at least one token each way", hint)
         if self.prefix_groups < 1:
             raise BadUsage(
-                f"prefix_groups={self.prefix_groups}: prompts are in one group or in several", "prefix_groups=1 or more"
+                f"prefix_groups={self.prefix_groups}: prompts are in one group or in several",
+                "Pass prefix_groups=1 or more.",
             )
         if not 1 <= self.turns <= self.requests:
             problem = f"conversations of {self.turns} turns in a set of {self.requests} requests"
-            raise BadUsage(problem, "turns=4, or another number from 1 to that of the requests")
+            raise BadUsage(problem, "Pass turns=4, or another number from 1 to the number of requests.")
         if self.turns > 1 and self.kind != "generate":
-            raise BadUsage(f"conversations of requests to {self.kind}", "the kind generate, or one turn")
+            raise BadUsage(f"conversations of requests to {self.kind}", "Use the kind generate, or one turn.")
         if self.prefix_share is None:
             return
         if self.turns > 1:
             problem = "prompts of conversations have in common what came before, so no share of them can be asked for"
-            raise BadUsage(problem, "--slm-turns, or --slm-prefix-share")
+            raise BadUsage(problem, "Use only one of --slm-turns and --slm-prefix-share.")
         if not 0 <= _typed("prefix_share", self.prefix_share, 0.5, repr) < 1:
             problem = f"prefix_share={self.prefix_share!r}: prompts have tokens of their own behind what they share"
-            raise BadUsage(problem, "0.5, or another share from 0 to below 1")
+            raise BadUsage(problem, "Pass 0.5, or another share from 0 to below 1.")
         if self.kind != "generate":
             problem = (
                 f"a share of prompts is asked for, and requests to {self.kind} leave nothing in a cache of prefixes"
             )
-            raise BadUsage(problem, "a model that generates, or no --slm-prefix-share")
+            raise BadUsage(problem, "Choose a model that generates, or remove --slm-prefix-share.")
         if self.source == "sharegpt":
             problem = "the text of conversations has the prefixes that it has, so no share of them can be asked for"
-            raise BadUsage(problem, "--slm-prefix-share without --slm-dataset, or with a trace")
+            raise BadUsage(problem, "Use --slm-prefix-share without --slm-dataset, or with a trace.")
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
-        """A copy with these lengths in tokens, None for natural ones. Fixed ones make "lengths" of the source
+        """Return a copy with these lengths in tokens, None for natural ones. Fixed ones make "lengths" of the source
         "trace-lengths", because a trace has nothing but lengths."""
         needless = self.source == "trace-lengths" and prompt_tokens is not None
         spec = replace(self, source="lengths", path="") if needless else self
         return replace(spec, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     def of_kind(self, kind: Kind) -> WorkloadSpec:
-        """A copy whose requests ask for this; all but "generate" for one result each, whatever output was asked for."""
+        """Return a copy whose requests ask for this; all but "generate" for one result each, whatever output was asked
+        for."""
         output = self.output_tokens if kind == "generate" or self.prompt_tokens is None else 1
         return replace(self, kind=kind, output_tokens=output)
 
@@ -518,7 +537,7 @@ class WorkloadSpec:
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise BadUsage(f"response_format={given[:60]!r} is no JSON schema", A_SCHEMA)
+            raise BadUsage(f"response_format={given[:60]!r} is not a JSON schema", f"Write {A_SCHEMA}.")
         return json.dumps(found, separators=(",", ":"))
 
     @property
@@ -533,8 +552,8 @@ class WorkloadSpec:
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None and self.turns == 1
 
     def shared_of(self, prompt_tokens: int) -> int:
-        """The tokens that a prompt of this length has in common with the others of its group. Their number is even: the
-        token that is its own and stays follows, and the two must not end a block of a cache that is kept."""
+        """Return the tokens that a prompt of this length has in common with the others of its group. Their number is
+        even: the token that is its own and stays follows, and the two must not end a block of a cache that is kept."""
         return 2 * max(0, min(round((self.prefix_share or 0) * prompt_tokens / 2), (prompt_tokens - OWN) // 2))
 
 
@@ -545,7 +564,8 @@ ADDED = {"kind", "prefix_share", "prefix_groups", "adapters", "turns", "response
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
-    """The fields of a workload's specification; those that were added to the format only if they are not the usual."""
+    """Return the fields of a workload's specification; those that were added to the format only if they are not the
+    usual."""
     usual = WorkloadSpec()
     return {n: value for n, value in asdict(spec).items() if n not in ADDED or value != getattr(usual, n)}
 
@@ -557,7 +577,8 @@ LONG_S = 5.0  # a window need not last longer, if half a lifetime of a request d
 
 
 def least_window_s(lifetime_s: float) -> float:
-    """Seconds that a window of staggered requests lasts at least: a whole lifetime, or half of one if it is long."""
+    """Return seconds that a window of staggered requests lasts at least: a whole lifetime, or half of one if it is
+    long."""
     return min(lifetime_s, max(LONG_S, lifetime_s / 2))
 
 
@@ -584,17 +605,20 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         if not isinstance(self.concurrency, int) or isinstance(self.concurrency, bool):
-            raise BadUsage(f"concurrency {self.concurrency!r} is no whole number", "concurrency=64")
+            raise BadUsage(f"concurrency {self.concurrency!r} is not a whole number", "concurrency=64")
         if self.concurrency < 1:
-            raise BadUsage(f"concurrency {self.concurrency} is not positive", "1 or more")
+            raise BadUsage(f"concurrency {self.concurrency} is not positive", "Pass 1 or more.")
         for name in ("window_s", "settle_lifetimes", "think_s"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < math.inf:
-                raise BadUsage(f"{name}={value!r} is no finite number", f"{name}=10")
+                raise BadUsage(f"{name}={value!r} is not a finite number", f"{name}=10")
         if self.think_s < 0:
-            raise BadUsage(f"think_s={self.think_s}: nobody thinks for less than no time", "think_s=2; 0 for none")
+            raise BadUsage(
+                f"think_s={self.think_s}: nobody thinks for less than no time",
+                "Pass think_s=2, or 0 for no thinking time.",
+            )
         if self.ramp_up not in get_args(RampUp):
-            raise BadUsage(f"ramp_up={self.ramp_up!r} is no ramp-up", " or ".join(get_args(RampUp)))
+            raise BadUsage(f"ramp_up={self.ramp_up!r} is not a ramp-up", "Use " + " or ".join(get_args(RampUp)) + ".")
         if self.requests is None and self.window_s <= 0:
             raise BadUsage(f"a window of {self.window_s} s measures nothing", "--slm-window 5")
 
@@ -604,7 +628,7 @@ class ClosedLoop:
         return self.concurrency
 
     def duration_s(self, lifetime_s: float) -> float:
-        """Seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
+        """Return seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
         if self.think_s:
             # Of the ramp, until it settles, and of a window that is no shorter.
             more_s = 2 * self.think_s + max(0, self.think_s - self.window_s)
@@ -647,25 +671,30 @@ class OpenLoop:
 
     def __post_init__(self) -> None:
         if (self.requests is None) == (self.window_s is None):
-            raise BadUsage("an open loop has a number of requests or a window", "requests=500, or window_s=10")
+            raise BadUsage("an open loop has a number of requests or a window", "Pass requests=500 or window_s=10.")
         if self.requests is not None and self.requests < 1:
-            raise BadUsage(f"a job of {self.requests} requests", "requests=500, or another number from 1 on")
+            raise BadUsage(f"a job of {self.requests} requests", "Pass requests=500, or another number from 1 on.")
         if self.window_s is not None and (self.settle_s < 0 or self.window_s <= 0):
-            raise BadUsage(f"a window of {self.window_s} s after {self.settle_s} s", "10 s after 5 s")
+            raise BadUsage(
+                f"a window of {self.window_s} s after {self.settle_s} s",
+                "Pass a positive window after a settling time of 0 or more, for example 10 s after 5 s.",
+            )
         if not isinstance(self.rate, int | float) or not self.rate > 0:
-            raise BadUsage(f"{self.rate} requests per second", "rate=10; without it all at once")
+            raise BadUsage(f"{self.rate} requests per second", "Pass rate=10, or no rate to send all requests at once.")
         if self.at_once and self.requests is None:
-            raise BadUsage("what comes all at once is a number of requests", "requests=500, or rate=10")
+            raise BadUsage("what comes all at once is a number of requests", "Pass requests=500 or rate=10.")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise BadUsage(
-                f"at most {self.max_concurrency} concurrent requests", "max_concurrency=64; None for as many as come"
+                f"at most {self.max_concurrency} concurrent requests", "Pass max_concurrency=64, or None for no limit."
             )
         if not self.burstiness > 0:
-            raise BadUsage(f"arrivals of burstiness {self.burstiness}", "burstiness=0.5; inf for constant gaps")
+            raise BadUsage(
+                f"arrivals of burstiness {self.burstiness}", "Pass burstiness=0.5, or inf for constant gaps."
+            )
         if self.at_once and self.burstiness != 1:
-            raise BadUsage("what comes all at once has no burstiness", "a rate, for example 10")
+            raise BadUsage("what comes all at once has no burstiness", "Pass a rate, for example 10.")
         if any(seconds <= self.settle_s for _, seconds in self.steps):
-            raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "longer steps")
+            raise BadUsage(f"a step that is over before it has settled for {self.settle_s:g} s", "Use longer steps.")
 
     @property
     def at_once(self) -> bool:
@@ -698,7 +727,7 @@ class OpenLoop:
         if self.at_once:
             return (0.0,) * (self.requests or 0)
         if not self.schedule_s or self.requests not in (None, len(self.schedule_s)):
-            hint = "pytest_slmserve.workload.arrivals.job(requests, rate, seed)"
+            hint = "Call pytest_slmserve.workload.arrivals.job(requests, rate, seed)."
             raise BadUsage("an open loop without its schedule", hint)
         return self.schedule_s
 
@@ -738,8 +767,8 @@ def check_told(engine: EngineSpec) -> None:
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """Facts of a load as a record keeps them: all fields of a closed loop but a think time of 0; of an open loop those
-    that its kind always had, and each other that is not the default."""
+    """Return facts of a load as a record keeps them: all fields of a closed loop but a think time of 0; of an open loop
+    those that its kind always had, and each other that is not the default."""
     if isinstance(load, ClosedLoop):
         return {n: value for n, value in asdict(load).items() if n != "think_s" or value} | {"kind": "closed_loop"}
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
@@ -750,7 +779,7 @@ def load_facts(load: Load) -> dict[str, Any]:
 
 
 def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
-    """The load that a record keeps. convert: makes a value of a class from those entries that it has."""
+    """Return the load that a record keeps. convert: makes a value of a class from those entries that it has."""
     match facts["kind"]:
         case "closed_loop":
             closed: ClosedLoop = convert(ClosedLoop, facts)
@@ -809,7 +838,7 @@ class Workload:
         return max(len(r.prompt) + r.output_tokens * outputs for r in self.requests)
 
     def reference(self) -> WorkloadReference:
-        """The part of it that a record keeps."""
+        """Return the part of it that a record keeps."""
         means = self.mean_prompt_tokens, self.mean_output_tokens
         spec = self.spec
         return WorkloadReference(self.hash, spec, len(self.requests), *means, self.longest, self.source, spec.kind)

@@ -116,10 +116,10 @@ def call(nv: Any, function: str, *arguments: Any) -> Any:
 
 
 def error_text(error: Any) -> str:
-    """Text of NVML's error. Raises SensorFailed if it means that the GPU will not answer any more."""
+    """Return the text of NVML's error. Raises SensorFailed if it means that the GPU will not answer any more."""
     if error.value in LOST:
         why = f"the GPU does not answer any more: {error}"
-        raise SensorFailed(why, "nvidia-smi, and the kernel's log for an Xid") from error
+        raise SensorFailed(why, "Run nvidia-smi, and search the kernel's log for an Xid.") from error
     return f"NVML says {error}"
 
 
@@ -164,7 +164,7 @@ class Gpm:
             self.close()
 
     def ratios(self, now_s: float) -> tuple[dict[int, Answer], float | None]:
-        """All ratios from one pair of samples, and the length of the time between them in seconds."""
+        """Return all ratios from one pair of samples, and the length of the time between them in seconds."""
         answers: dict[int, Answer] = {}
         with errors_become_reasons(self._nv, answers, self.metrics.values()):
             self._samples.append((now_s, self.sample()))
@@ -186,7 +186,7 @@ class Gpm:
             self.free(self._samples.pop(0)[1])
 
     def sample(self) -> Any:
-        """The counters as they are, for `between`, until `free`."""
+        """Return the counters as they are, for `between`, until `free`."""
         sample = self._nv.nvmlGpmSampleAlloc()
         try:
             call(self._nv, *self._take, sample)
@@ -254,7 +254,8 @@ class BusyClock:
         return None
 
     def _share(self, first: Any, last: Any) -> float:
-        """Share of the time between two samples in which a kernel ran; 0 also if the counters did not change."""
+        """Return the share of the time between two samples in which a kernel ran; 0 also if the counters did not
+        change."""
         answer = self._gpm.between(first, last)[self._place]
         return 0.0 if answer.nvmlReturn or math.isnan(answer.value) else round(answer.value * PERCENT, 9)
 
@@ -371,7 +372,7 @@ class NvmlSource(SensorSource):
         return reading_of(answers, span_s)
 
     def busy_clock(self) -> BusyClock | None:
-        """A clock by samples of its own, which another thread may use."""
+        """Return a clock by samples of its own, which another thread may use."""
         return (
             BusyClock(self.gpm, self._nv.NVMLError)
             if self.gpm and of.ENGINE_ACTIVE in self.gpm.metrics.values()
@@ -379,7 +380,8 @@ class NvmlSource(SensorSource):
         )
 
     def _supported(self) -> list[Ask]:
-        """The first of each number that the GPU does not refuse. `unsupported` gets the first reason if all are."""
+        """Return the first of each number that the GPU does not refuse. `unsupported` gets the first reason if all
+        are."""
         nv, refusals = self._nv, dict[Ask, str | None]()
         try:
             found = nv.nvmlDeviceGetFieldValues(self._device, [ask.id for ask in FIELDS])
@@ -399,7 +401,7 @@ class NvmlSource(SensorSource):
         return [*supported.values()]
 
     def _refusal(self, function: str, *arguments: Any) -> str | None:
-        """The reason why NVML refuses the call for good; None if it answers, or fails in a way that may pass."""
+        """Return the reason why NVML refuses the call for good; None if it answers, or fails in a way that may pass."""
         try:
             call(self._nv, function, self._device, *arguments)
         except self._nv.NVMLError as error:
@@ -415,7 +417,7 @@ def open_nvml(
     profile: bool = True,
     each_time: Collection[int] = (),
 ) -> NvmlSource:
-    """The source for the GPU, or the MIG device, of that UUID.
+    """Return the source for the GPU, or the MIG device, of that UUID.
 
     own_pids: process ids of this run, called at every reading that finds processes. profile: take GPM's ratios if the
     GPU has them. each_time: numbers of COUNTERS that every reading has, and not one a second. Raises SensorFailed if
@@ -436,7 +438,9 @@ def open_nvml(
             with suppress(nv.NVMLError):
                 if not device_uuid.startswith("MIG-") and call(nv, "nvmlDeviceGetMigMode", device)[0]:
                     why = f"MIG divides {device_uuid}, whose counters are those of all instances together"
-                    raise SensorFailed(why, "CUDA_VISIBLE_DEVICES=MIG-..., one that nvidia-smi -L lists")
+                    raise SensorFailed(
+                        why, "Set CUDA_VISIBLE_DEVICES=MIG-..., to an instance that nvidia-smi -L lists."
+                    )
             source = NvmlSource(nv, device, own_pids, undo, each_time)
             if profile:
                 with errors_become_reasons(nv, source.unsupported, GPM.values()):
@@ -446,7 +450,7 @@ def open_nvml(
                         source.name, source.gpm = "nvml-gpm", gpm
                         undo.callback(gpm.close)
         except nv.NVMLError as error:
-            hint = "nvidia-smi -L, which lists what the driver has"
+            hint = "Run nvidia-smi -L, which lists the GPUs that the driver has."
             raise SensorFailed(f"NVML does not answer for {device_uuid}: {error}", hint) from None
         source.undo = undo.pop_all()
     return source
@@ -543,7 +547,8 @@ class DcgmSource(SensorSource):
         self._agent.dcgmUpdateAllFields(self._handle, 1)
 
     def read(self, now_s: float) -> Reading:
-        """The values that are newer than those of the last reading. Raises SensorFailed if the engine is gone."""
+        """Return the values that are newer than those of the last reading. Raises SensorFailed if the engine is
+        gone."""
         try:
             found = self._agent.dcgmEntityGetLatestValues(self._handle, _GPU_ENTITY, self._gpu, self.numbers)
         except self._failed as error:
@@ -593,7 +598,7 @@ class DcgmSource(SensorSource):
 def open_dcgm(
     device_uuid: str, *, address: str = ADDRESS, interval_s: float, folders: Sequence[Path] = DEFAULT_FOLDERS
 ) -> DcgmSource:
-    """The GPU of that UUID as the host engine at `address` (host:port) sees it, watched from now on.
+    """Return the GPU of that UUID as the host engine at `address` (host:port) sees it, watched from now on.
 
     interval_s: how often the engine shall look, no less than MIN_SPAN_S. folders: where the bindings may be.
     Raises SensorFailed if the bindings, the engine or the GPU are not there.
@@ -601,7 +606,7 @@ def open_dcgm(
     folder = next((folder for folder in folders if (folder / "dcgm_agent.py").is_file()), None)
     if folder is None:
         where = " or ".join(str(folder) for folder in folders)
-        raise SensorFailed(f"DCGM's Python bindings are not in {where}", f"install DCGM, or {AUTO}")
+        raise SensorFailed(f"DCGM's Python bindings are not in {where}", f"Install DCGM, or use {AUTO}.")
     sys.path.insert(0, str(folder))
     try:
         with warnings.catch_warnings():
@@ -616,7 +621,7 @@ def open_dcgm(
             source = DcgmSource(modules, address, interval_s, device_uuid, undo)
         except (modules[0].DCGMError, AttributeError, AssertionError) as error:  # what bindings raise
             problem = f"DCGM's host engine at {address} does not answer: {error}"
-            raise SensorFailed(problem, f"systemctl start nvidia-dcgm, or {AUTO}") from error
+            raise SensorFailed(problem, f"Run `systemctl start nvidia-dcgm`, or use {AUTO}.") from error
         source.undo = undo.pop_all()
     return source
 
@@ -692,8 +697,8 @@ def samples(page: str, names: Iterable[str]) -> list[Any]:
 
 
 def _in_dcgms_unit(name: str, value: float, is_new: bool) -> tuple[int | None, float]:
-    """The number and the value, in DCGM's unit, of what a page has by this name. is_new: whether it is of DCGM 4.7. No
-    number if the unit cannot be told: a 1 of `EITHER` is 1 % by DCGM 4.6, and all of the time by 4.7."""
+    """Return the number and the value, in DCGM's unit, of what a page has by this name. is_new: whether it is of DCGM
+    4.7. No number if the unit cannot be told: a 1 of `EITHER` is 1 % by DCGM 4.6, and all of the time by 4.7."""
     if name in IN_OUR_UNITS:
         number = IN_OUR_UNITS[name]
         return number, value * PER_UNIT[number]
@@ -732,14 +737,14 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
     if mine not in gpus:
         if len(gpus) != 1 or not next(iter(gpus)).startswith("gpu "):
             known_of = f"{device_uuid}, but of {', '.join(sorted(shown.values())) or 'no GPU at all'}"
-            hint = "the page of the dcgm-exporter on the host that measures"
+            hint = "Use the page of the dcgm-exporter on the host that measures."
             raise SensorFailed(f"the page has no values of {known_of}", hint)
         (mine,) = gpus
     if mine in divided:
         why = f"{shown[mine]} is cut into MIG instances: whose values are whose cannot be told"
-        raise SensorFailed(why, "a whole GPU")
+        raise SensorFailed(why, "Use a whole GPU.")
     if mine in contradicted:
-        raise SensorFailed(f"the page has {contradicted[mine]}", "a page with one line for each value of a GPU")
+        raise SensorFailed(f"the page has {contradicted[mine]}", "Use a page with one line for each value of a GPU.")
     return gpus[mine]
 
 
@@ -766,8 +771,8 @@ class ExporterSource(SensorSource):
         self._updated_s: float | None = None
 
     def read(self, now_s: float) -> Reading:
-        """The values of the page, if it has changed. The span is the time since the last change; None without profiling
-        counters, and at first: the exporter's interval is unknown."""
+        """Return the values of the page, if it has changed. The span is the time since the last change; None without
+        profiling counters, and at first: the exporter's interval is unknown."""
         page, last = self._scraped(), self._page
         self._numbers |= page.keys()
         if str(sorted(page.items())) == str(sorted(last.items())):  # as text, in which NaN equals NaN

@@ -144,7 +144,7 @@ def own_cores() -> frozenset[int]:
 
 
 def own_version() -> str | None:
-    """The release of this package; None if it is not installed."""
+    """Return the release of this package; None if it is not installed."""
     try:
         return version("pytest-slmserve")
     except PackageNotFoundError:
@@ -177,29 +177,31 @@ def visible_gpus() -> tuple[Gpu, ...]:
         if not gpus and isinstance(error, BadUsage):
             raise
         if not gpus:
-            raise BadUsage(f"no GPU here: NVML says {error}", "--slm-cpu, or a host with an NVIDIA driver") from None
+            raise BadUsage(
+                f"no NVIDIA GPU found: NVML says {error}", "Install the NVIDIA driver, or run with --slm-cpu."
+            ) from None
     return tuple(gpus)
 
 
 def visible_names() -> list[str]:
-    """Names that CUDA_VISIBLE_DEVICES gives the GPUs, including those that are not there."""
+    """Return the names that CUDA_VISIBLE_DEVICES gives the GPUs, including those that are not there."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
 
 
 def numa_nodes() -> int:
-    """Number of NUMA nodes of this host; 1 if it does not say."""
+    """Return the number of NUMA nodes of this host; 1 if it does not say."""
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
 
 
 def unlike(gpus: Sequence[Gpu]) -> str | None:
-    """The reason why GPUs of different kinds cannot be used together, or be mistaken for each other; or None."""
+    """Return the reason why GPUs of different kinds cannot be used together, or be mistaken for each other; or None."""
     kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in gpus)
     return f"GPUs of different kinds are visible ({'; '.join(kinds)})" if len(kinds) > 1 else None
 
 
 def memory_used(uuid: str) -> int:
-    """Bytes of a GPU's memory that are in use by any process. Raises BadUsage if NVML does not say."""
+    """Return bytes of a GPU's memory that are in use by any process. Raises BadUsage if NVML does not say."""
     import pynvml
 
     try:
@@ -241,7 +243,7 @@ def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
 
 
 def cpu_model() -> str | None:
-    """The model name of the CPU; None if the system does not say."""
+    """Return the model name of the CPU; None if the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -250,7 +252,7 @@ def cpu_model() -> str | None:
 
 
 def git_commit(root: Path) -> str | None:
-    """The commit checked out at `root`, with "+" if files differ from it; None outside a checkout."""
+    """Return the commit checked out at `root`, with "+" if files differ from it; None outside a checkout."""
     words = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -300,7 +302,7 @@ class Family:
         self._used_s = 0.0
 
     def members(self, now_s: float) -> list[Any]:
-        """The processes. now_s: `time.monotonic()`."""
+        """Return the processes. now_s: `time.monotonic()`."""
         if now_s < self._due_s:
             return self._members
         began = time.thread_time()  # not the clock's: on a busy host a listing waits, and costs no more for it
@@ -398,7 +400,8 @@ def cpu_seconds(proc: Path) -> tuple[float, float]:
 
 
 def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
-    """The seconds in a file that has them as microseconds. Raises OSError or ValueError if the kernel does not say."""
+    """Return the seconds in a file that has them as microseconds. Raises OSError or ValueError if the kernel does not
+    say."""
     found = pattern.search(path.read_text("utf-8"))
     if found is None:
         raise ValueError(f"{path} has no {name}")
@@ -406,7 +409,8 @@ def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
 
 
 def throttled_seconds(proc: Path, cgroup: Path) -> tuple[float]:
-    """Seconds in which our cgroup was throttled, summed over CPUs. Raises OSError or ValueError without a quota."""
+    """Return seconds in which our cgroup was throttled, summed over CPUs. Raises OSError or ValueError without a
+    quota."""
     limit = limiting_cgroup(proc, cgroup)
     if limit is None:
         raise ValueError("our cgroup has no CPU quota")
@@ -414,7 +418,8 @@ def throttled_seconds(proc: Path, cgroup: Path) -> tuple[float]:
 
 
 def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
-    """The nearest cgroup of version 2, from our own upwards, with a CPU quota, and that quota in cores; or None."""
+    """Return the nearest cgroup of version 2, from our own upwards, with a CPU quota, and that quota in cores; or
+    None."""
     lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
     if own is None:
@@ -453,7 +458,7 @@ class SpeedProbeSource(SensorSource):
         self._lost = ""
 
     def read(self, now_s: float) -> Reading:
-        """The wall and CPU time of the piece that has ended since the last reading. The next one begins."""
+        """Return the wall and CPU time of the piece that has ended since the last reading. The next one begins."""
         values: dict[int, Answer] = {}
         try:
             if self._lost:
@@ -488,8 +493,8 @@ class SpeedProbeSource(SensorSource):
 
 
 def open_speed_probe(device: str) -> SpeedProbeSource:
-    """The host-speed probe during a measurement on this device, a GPU's UUID or "cpu". It has the last of the allowed
-    cores if an engine can spare one: not on the CPU, nor on a host of few cores."""
+    """Return the host-speed probe during a measurement on this device, a GPU's UUID or "cpu". It has the last of the
+    allowed cores if an engine can spare one: not on the CPU, nor on a host of few cores."""
     allowed = own_cores()
     core = None if device in NO_GPU or len(allowed) < MANY_CORES else max(allowed)
     return SpeedProbeSource(core, SHARED_REST_S if core is None else OWN_REST_S)

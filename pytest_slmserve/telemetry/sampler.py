@@ -63,8 +63,8 @@ class Recording:
             ended = over.wait(due - self.clock())
 
     def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:
-        """The rows of a run that began at `began_s` of the clock; with a window, those that describe it. Values are
-        rounded as an archive keeps them, so that a report on it says what the run said."""
+        """Return the rows of a run that began at `began_s` of the clock; with a window, those that describe it. Values
+        are rounded as an archive keeps them, so that a report on it says what the run said."""
         first, last = window_s or (-math.inf, math.inf)
         low, high = began_s + first - BEFORE * self.interval_s, began_s + last + AFTER * self.interval_s
         rows = [(at, reading) for at, reading in self.rows if low <= at <= high]
@@ -82,7 +82,7 @@ class Recording:
 
 
 def columns_of(rows: Sequence[Mapping[int, float | None]]) -> dict[int, tuple[float | None, ...]]:
-    """A column for each number that any row has."""
+    """Return a column for each number that any row has."""
     numbers = sorted({number for row in rows for number in row})
     return {n: tuple(of.rounded(n, row.get(n)) for row in rows) for n in numbers}
 
@@ -156,7 +156,7 @@ class SeveralGpus(SensorSource):
 def open_sampler(
     choice: str, device: str, interval_s: float, others: Sequence[str] = (), window_s: float = math.inf
 ) -> tuple[Sampler | None, list[str]]:
-    """A sampler of the sources that `choice` (the text of --slm-telemetry) names, and notes for the user.
+    """Return a sampler of the sources that `choice` (the text of --slm-telemetry) names, and notes for the user.
 
     device: what is measured, a GPU's UUID or "cpu". others: further GPUs that are measured with it. "auto" takes the
     sources that are there and notes those that are not; anything else raises SensorFailed if it is not there, BadUsage
@@ -207,7 +207,7 @@ def _sources_of_gpu(
             source = open_nvml(device, profile=True, each_time=often)
             if source.name != "nvml-gpm":
                 source.close()
-                hint = "--slm-telemetry dcgm, or auto"
+                hint = "Use --slm-telemetry dcgm or --slm-telemetry auto."
                 raise SensorFailed("this GPU has no GPM counters (Hopper and newer have)", hint)
             return [source]
         case "nvml", _:

@@ -42,13 +42,15 @@ def schedule(
         BadUsage: A rate, a duration or the burstiness is out of range.
     """
     if not any(rate > 0 for rate, _ in steps):
-        raise BadUsage("arrivals that send nothing", "steps=((5, 60), (10, 60)): requests per second, and seconds")
+        raise BadUsage(
+            "arrivals that send nothing", "Pass steps=((5, 60), (10, 60)): requests per second, and seconds."
+        )
     for rate, seconds in steps:
         if not (0 <= rate < math.inf and seconds > 0 and (requests or seconds < math.inf)):
-            hint = "a finite rate of 0 or more, and seconds above 0: steps=((5, 60), (10, 60))"
+            hint = "Use a finite rate of 0 or more, and seconds above 0: steps=((5, 60), (10, 60))."
             raise BadUsage(f"{rate} requests per second for {seconds} s", hint)
     if not burstiness >= LEAST_BURSTINESS:
-        hint = f"burstiness=1 (Poisson), less for bursts ({LEAST_BURSTINESS} at least), more for even gaps"
+        hint = f"Use burstiness=1 (Poisson), less for bursts (at least {LEAST_BURSTINESS}), more for even gaps."
         raise BadUsage(f"a burstiness of {burstiness}", hint)
     clock = pairwise(accumulate((seconds for _, seconds in steps), initial=0.0))
     scale = pairwise(accumulate((rate * seconds for rate, seconds in steps), initial=0.0))  # each takes up so much
@@ -66,13 +68,13 @@ def schedule(
 def job(
     requests: int, rate: float = math.inf, seed: int = 0, max_concurrency: int | None = None, burstiness: float = 1.0
 ) -> OpenLoop:
-    """A job with its times: those of a gamma process, unless all requests come at once."""
+    """Return a job with its times: those of a gamma process, unless all requests come at once."""
     load = OpenLoop(rate=rate, requests=requests, seed=seed, max_concurrency=max_concurrency, burstiness=burstiness)
     return load if load.at_once else replace(load, schedule_s=schedule([(rate, math.inf)], burstiness, seed, requests))
 
 
 def _unit_times(shape: float, seed: int) -> Iterator[float]:
-    """Times of a process of rate 1 whose gaps have a gamma distribution of this shape, stationary from 0 on.
+    """Yield times of a process of rate 1 whose gaps have a gamma distribution of this shape, stationary from 0 on.
 
     The time to the first one is that from any instant to the next: a uniform share of a gap chosen in proportion to its
     length, whose shape is one more (D. R. Cox, Renewal Theory, 1962). Were it a whole gap, bursty arrivals would
@@ -88,10 +90,10 @@ def _unit_times(shape: float, seed: int) -> Iterator[float]:
 
 
 def _gamma(shape: float, stream: Iterator[float]) -> float:
-    """A gamma variate of scale 1 by G. Marsaglia and W. W. Tsang, A simple method for generating gamma variables, ACM
-    TOMS 26 (2000) 363-372, without its squeeze; below shape 1 as they advise: a variate of shape + 1, times
-    u^(1/shape). Normal variates are by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964) 260-264.
-    Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
+    """Return a gamma variate of scale 1 by G. Marsaglia and W. W. Tsang, A simple method for generating gamma
+    variables, ACM TOMS 26 (2000) 363-372, without its squeeze; below shape 1 as they advise: a variate of shape + 1,
+    times u^(1/shape). Normal variates are by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964)
+    260-264. Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
     if shape < 1:
         return _gamma(shape + 1, stream) * math.pow(1 - next(stream), 1 / shape)
     d = shape - 1 / 3
@@ -142,13 +144,13 @@ class Trace:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """All rows of a trace of either format in their order, one in memory at a time; the first has offset 0. Raises
-    BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or earlier than
-    the line before it."""
+    """Yield all rows of a trace of either format in their order, one in memory at a time; the first has offset 0.
+    Raises BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or
+    earlier than the line before it."""
     try:
         file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
     except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror}", f"the path of a trace: {FORMATS}") from None
+        raise BadDataset(f"{path} cannot be read: {error.strerror}", f"Pass the path of a trace: {FORMATS}.") from None
     with file:
         lines = iter(partial(file.readline, LONGEST_LINE), "")
         first = next(lines, "")
@@ -156,7 +158,7 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
         columns, rows = None, enumerate(chain([first], lines), start=1)
         if not first.lstrip().startswith("{"):
             if not set(AZURE) <= set(names):
-                raise BadDataset(f"{path} is no trace: its first line is {first.strip()[:60]!r}", FORMATS)
+                raise BadDataset(f"{path} is not a trace: its first line is {first.strip()[:60]!r}", f"Pass {FORMATS}.")
             columns, rows = [names.index(name) for name in AZURE], enumerate(lines, start=2)
         first_ns = last_ns = None
         for number, line in rows:
@@ -168,10 +170,10 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
                     raise ValueError
             except UNUSABLE:
                 problem = f"line {number} of {path} is no row of this trace"
-                raise BadDataset(problem, "a whole copy of the file") from None
+                raise BadDataset(problem, "Pass a whole copy of the file.") from None
             if last_ns is not None and at_ns < last_ns:
                 problem = f"line {number} of {path} is earlier than the one before it"
-                raise BadDataset(problem, "the file, sorted by time")
+                raise BadDataset(problem, "Sort the file by time.")
             first_ns, last_ns = at_ns if first_ns is None else first_ns, at_ns
             yield TraceRow((at_ns - first_ns) / NANOSECONDS, (prompt, output), tuple(blocks))
 
@@ -202,8 +204,8 @@ def _mooncake_row(line: str) -> tuple[Any, ...]:
     return round(at_ms * 1_000_000), prompt, output, *(blocks if named else ())
 
 
-def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "more tokens") -> Trace:
-    """The requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
+def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "Allow more tokens.") -> Trace:
+    """Return the requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
     request fits if prompt and output together have no more than `max_model_len` tokens, and each has one or more. The
     file is read no further than it must be. Raises BadDataset as `read_trace` does, and with the hint if nothing is
     left."""

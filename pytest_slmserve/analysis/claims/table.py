@@ -178,7 +178,8 @@ def claim_of(name: str) -> Claim:
     if found := CLAIMS.get(str(name)):
         return found
     raise BadUsage(
-        f"unknown claim {name!r}", " or ".join(get_close_matches(str(name), CLAIMS)) or f"one of {', '.join(CLAIMS)}"
+        f"unknown claim {name!r}",
+        f"Use {' or '.join(get_close_matches(str(name), CLAIMS)) or 'one of ' + ', '.join(CLAIMS)}.",
     )
 
 
@@ -212,7 +213,10 @@ def row_for(
             narrowed = row.interface != ANY, row.ramp_up != ANY, row.vllm != ANY_RELEASE
             fitting.setdefault((row.model != ANY, devices.index(row.device), *narrowed), row)
     if not fitting:
-        raise BadUsage(f"no row of the claims table says what to expect of {claim} for {model}", "a row for any model")
+        raise BadUsage(
+            f"no row of the claims table says what to expect of {claim} for {model}",
+            "Add a row that applies to any model.",
+        )
     return fitting[max(fitting)]
 
 
@@ -231,8 +235,8 @@ def _usable(what: str) -> Iterator[None]:
         yield
     except (SlmError, *UNUSABLE) as error:
         reason = f"no entry {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
-        why = f"{what} in the archive cannot be used ({reason})"
-        raise BadArchive(why, "an archive as --slm-records wrote it") from None
+        why = f"{what} in the results file cannot be used ({reason})"
+        raise BadArchive(why, "Pass a results file as --slm-records wrote it.") from None
 
 
 def rows_from(stored: Mapping[str, Any]) -> tuple[ClaimRow, ...]:
@@ -331,7 +335,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
                 row = row_for(*where, rows)
                 then = row_for(*where, stored) if stored else row
                 verdict = judge_row(row, curve, curves)
-            changed = f"; its run expected that it {then.expected}" if then.expected != row.expected else ""
+            changed = f"; expected result when recorded: {then.expected}" if then.expected != row.expected else ""
             judged.append((replace(verdict, subject=label, why=verdict.why + changed), row))
     return judged
 

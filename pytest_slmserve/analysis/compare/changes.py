@@ -144,7 +144,6 @@ def _clock_mhz(measurement: Measurement, number: int) -> Any:
 
 
 def _kv_tokens(measurement: Measurement) -> int | None:
-    """Return the tokens that the KV cache holds. A release that changes the size of a block changes no limit."""
     blocks, size = measurement.resolved.kv_blocks, measurement.resolved.block_size
     return None if blocks is None or size is None else blocks * size
 
@@ -398,7 +397,7 @@ def compare(
             else:
                 only[0 if one else 1].append(f"{case.engines} at {load}, with another engine")
     if (gated := sum(m.paired is not None for m in (*baseline, *candidate))) and not stored:
-        notes.append(f"launches of gates are left out ({gated} measurements): `report` judges them")
+        notes.append(f"launches of gates are skipped ({gated} measurements): `report` judges them")
     changes = (
         change_of(pair, METRICS[name], tolerance, pairs) for pair in pairs for name in METRICS if name in metrics
     )
@@ -491,7 +490,7 @@ def compared_pair(
         elif not point.valid:
             obstacles.append(f"{side} is invalid: {'; '.join(point.problems) or 'it has no valid repeat'}")
         elif point.degraded:
-            obstacles.append(f"{side} is degraded: {'; '.join(point.degraded)}")
+            obstacles.append(f"{side} is questionable: {'; '.join(point.degraded)}")
     if not obstacles:
         for one, other in product(*used):
             if getattr(one.replica, "index", 0) == getattr(other.replica, "index", 0):

@@ -53,11 +53,11 @@ class GateCriteria:
 
     def __post_init__(self) -> None:
         if not 0 < self.margin < 1:
-            raise BadUsage(f"a margin of {self.margin:g}", "a share between 0 and 1, such as 0.03 for 3 %")
+            raise BadUsage(f"a margin of {self.margin:g}", "Pass a share between 0 and 1, for example 0.03 for 3%.")
         if not 0 < self.alpha <= 0.5 or not 0 < self.beta <= 0.5:
-            raise BadUsage(f"alpha {self.alpha:g} and beta {self.beta:g}", "each above 0 and at most 0.5")
+            raise BadUsage(f"alpha {self.alpha:g} and beta {self.beta:g}", "Pass shares above 0 and at most 0.5.")
         if self.pairs < FIRST_LOOKS[0]:
-            raise BadUsage(f"a gate of {self.pairs} pairs", f"at least {FIRST_LOOKS[0]} pairs")
+            raise BadUsage(f"a gate of {self.pairs} pairs", f"Allow at least {FIRST_LOOKS[0]} pairs.")
 
     @property
     def together(self) -> bool:
@@ -187,18 +187,19 @@ def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparis
     numbers of pairs."""
     if not 1 <= len(series) <= MAX_GATED:
         raise BadUsage(
-            f"{len(series)} gated endpoints", f"1 to {MAX_GATED}: the more are gated, the less each can show"
+            f"{len(series)} gated endpoints",
+            f"Gate 1 to {MAX_GATED} endpoints: with more of them, each is harder to detect.",
         )
     if len({each.name for each in series}) < len(series):
-        raise BadUsage("two gated endpoints of one name", "a name of its own for each")
+        raise BadUsage("two gated endpoints of one name", "Give each endpoint its own name.")
     if len(lengths := sorted({len(each.pairs) for each in series})) > 1:
-        raise BadUsage(f"endpoints of {lengths[0]} and of {lengths[-1]} pairs", "None for a value that is missing")
+        raise BadUsage(f"endpoints of {lengths[0]} and of {lengths[-1]} pairs", "Pass None for each missing value.")
     found = interim_analyses(series, criteria)
     return tuple(compare_sides(each, criteria, found[each.name], len(series)) for each in series)
 
 
 def next_look(done: int, criteria: GateCriteria) -> int | None:
-    """Number of pairs at the next interim analysis; None after the last one."""
+    """Return the number of pairs at the next interim analysis; None after the last one."""
     return next((n for n in criteria.looks(criteria.pairs) if n > done), None)
 
 
@@ -236,14 +237,15 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
 
 
 def is_positive(value: float | None) -> TypeGuard[float]:
-    """Whether a value was measured, is finite and above 0."""
+    """Return whether a value was measured, is finite and above 0."""
     return value is not None and math.isfinite(value) and value > 0
 
 
 def compare_sides(
     series: PairSeries, criteria: GateCriteria, interim: Sequence[InterimAnalysis] | None = None, family: int = 1
 ) -> Comparison:
-    """Comparison of an endpoint. interim: None if it is not gated. family: number of endpoints gated together."""
+    """Return the comparison of an endpoint. interim: None if it is not gated. family: number of endpoints gated
+    together."""
     outcome = interim[-1].outcome if interim else State.INCONCLUSIVE
     decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim or () if i.outcome is outcome)
     missing = [
@@ -277,8 +279,8 @@ def compare_sides(
     elif not looks:
         why = f"{n} {unit[n != 1]}, {criteria.looks(criteria.pairs)[0]} are wanted at least"
     else:
-        why = f"neither worse for certain nor within {share}"
-        why += "" if detectable is None else f"; detectable: {percent(detectable)} worse"
+        why = f"not shown to be worse, and not shown to be within {share}"
+        why += "" if detectable is None else f"; this gate can detect a slowdown of {percent(detectable)}"
     return Comparison(
         name=series.name,
         better=series.better,
@@ -298,8 +300,8 @@ def compare_sides(
 
 
 def hodges_lehmann(values: Sequence[float]) -> Interval:
-    """The median of all means of two values, with the 95 % interval by signed ranks (Hodges and Lehmann 1963); of fewer
-    than six values with Student's, as there is none by ranks."""
+    """Return the median of all means of two values, with the 95 % interval by signed ranks (Hodges and Lehmann 1963);
+    of fewer than six values with Student's, as there is none by ranks."""
     means = sorted((a + b) / 2 for a, b in combinations_with_replacement(values, 2))
     centre = median(means)
     if len(values) < RANKS_FROM:
@@ -310,7 +312,8 @@ def hodges_lehmann(values: Sequence[float]) -> Interval:
 
 @lru_cache(maxsize=256)
 def _means_beyond(n: int, tail: float) -> int:
-    """Number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <= tail."""
+    """Return the number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <=
+    tail."""
     ways = [1]  # of giving signs to the ranks, by the sum of those with a plus
     for rank in range(1, n + 1):
         ways = [without + with_ for without, with_ in zip_longest(ways, [*[0] * rank, *ways], fillvalue=0)]
@@ -318,8 +321,8 @@ def _means_beyond(n: int, tail: float) -> int:
 
 
 def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> tuple[Sequence[str], str | None]:
-    """Releases of which one is the first slow one, ascending: a single one if it is known. And the release to gate
-    next, of those without an outcome the nearest to their middle; None if there is none.
+    """Return releases of which one is the first slow one, ascending: a single one if it is known. And the release to
+    gate next, of those without an outcome the nearest to their middle; None if there is none.
 
     releases: ascending, the good one first and the slow one last. outcomes: of the gates so far, against the good one;
     INCONCLUSIVE also for a release that could not be started.
@@ -370,8 +373,8 @@ class Calibration:
 
 
 def noise_of(series: Sequence[PairSeries]) -> PairNoise:
-    """Noise of the pairs with every value. Costs are centred, because an order effect is no difference of sides, and
-    stretched by what centring takes from the variance of so few pairs."""
+    """Return the noise of the pairs with every value. Costs are centred, because an order effect is no difference of
+    sides, and stretched by what centring takes from the variance of so few pairs."""
     columns = [[None if ratio is None else each.sign * ratio for ratio in each.log_ratios] for each in series]
     whole = [row for row in zip(*columns) if None not in row]
     means = [fmean(column) for column in zip(*whole)]
@@ -383,7 +386,7 @@ def noise_of(series: Sequence[PairSeries]) -> PairNoise:
 def calibrate(
     noise: PairNoise, series: Sequence[PairSeries], criteria: GateCriteria, gates: int = GATES
 ) -> Calibration:
-    """Rates of `gates` gates drawn from that noise. series: directions and margins; its pairs are not read."""
+    """Return rates of `gates` gates drawn from that noise. series: directions and margins; its pairs are not read."""
     drawn, rates = random.Random(SEED), dict[str | None, Rates]()
     for name in (*(each.name for each in series), None):  # None: the candidate is unchanged
         outcomes, taken = [], 0

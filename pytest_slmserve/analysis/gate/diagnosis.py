@@ -161,9 +161,9 @@ LAYERS = {
 
 
 def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
-    """The layers in which a candidate is worse, each with the endpoint that tells: the kernels, if a second in which
-    one runs yields less; the host, if one runs for less of the time; the start. Worse by more than half of the margin,
-    and not by noise: the 95 % interval says so. What is equal then leaves the others as the reason."""
+    """Return the layers in which a candidate is worse, each with the endpoint that tells: the kernels, if a second in
+    which one runs yields less; the host, if one runs for less of the time; the start. Worse by more than half of the
+    margin, and not by noise: the 95 % interval says so. What is equal then leaves the others as the reason."""
     found = []
     for each in compared:
         layer = LAYERS.get(each.name.partition(",")[0])
@@ -175,8 +175,8 @@ def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
 
 
 def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:
-    """The part that changed most in the direction of the whole, and its share of the whole change: more than 1 if other
-    parts made up for some of it. None if nothing changed."""
+    """Return the part that changed most in the direction of the whole, and its share of the whole change: more than 1
+    if other parts made up for some of it. None if nothing changed."""
     whole = math.fsum(part.absolute for part in parts)
     if whole == 0:
         return None
@@ -185,8 +185,8 @@ def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:
 
 
 def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Change, ...]:
-    """Mean seconds until an engine was ready, of each model that was started on both sides by engines that report it.
-    Each launch counts once, however often it was measured."""
+    """Return the mean seconds until an engine was ready, of each model that was started on both sides by engines that
+    report it. Each launch counts once, however often it was measured."""
     means = []
     for side in (baseline, candidate):
         launches = {(short_name(m.spec.model), m.launch): m.resolved.ready_s for m in side}
@@ -202,8 +202,8 @@ REST = "rest"  # of the seconds to start: the front end, and what the processes 
 
 
 def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Change, ...]:
-    """The stages of a start, which add up to the seconds to start, each in the mean over launches of one model; none if
-    an engine did not tell its stages."""
+    """Return the stages of a start, which add up to the seconds to start, each in the mean over launches of one model;
+    none if an engine did not tell its stages."""
     means = []
     for side in (baseline, candidate):
         launches = [dict(m.resolved.stages) for m in {m.launch: m for m in side}.values()]
@@ -216,9 +216,9 @@ def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measureme
 
 
 def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:
-    """Facts that differ: of the environments, of what the engines resolved, and of their specifications. Only of models
-    that both sides have measured; fields that differ at every start are left out. A difference in what was resolved is
-    not named a second time as one of the specifications."""
+    """Return facts that differ: of the environments, of what the engines resolved, and of their specifications. Only of
+    models that both sides have measured; fields that differ at every start are left out. A difference in what was
+    resolved is not named a second time as one of the specifications."""
     shared = {short_name(m.spec.model) for m in baseline} & {short_name(m.spec.model) for m in candidate}
     sides = [[_facts(m) for m in side if short_name(m.spec.model) in shared] for side in (baseline, candidate)]
     found: dict[str, Difference] = {}
@@ -232,8 +232,8 @@ def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measur
 
 
 def _facts(measurement: Measurement) -> dict[tuple[int, str], Any]:
-    """Facts by part (environment, what was resolved, specification) and name. Pairs of the specification have names of
-    their own: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
+    """Return facts by part (environment, what was resolved, specification) and name. Pairs of the specification have
+    names of their own: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
     parts: list[Any] = [measurement.environment, measurement.resolved, measurement.spec]
     facts = {(i, f.name): getattr(part, f.name) for i, part in enumerate(parts) for f in fields(part)}
     pairs = {(2, f"{kind}.{name}"): value for kind in ("extra", "env") for name, value in facts.pop((2, kind))}
@@ -269,8 +269,8 @@ class Waiver:
 
 
 def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str) -> Waiver | None:
-    """The most specific waiver that fits, expired or not: one that names the model before one that names the device; of
-    equals the one that holds longest. model: a name or a path. device: as in a waiver."""
+    """Return the most specific waiver that fits, expired or not: one that names the model before one that names the
+    device; of equals the one that holds longest. model: a name or a path. device: as in a waiver."""
     peaks = peaks_of(device)
     devices, models = {ANY, device, peaks.family if peaks else ANY}, {ANY, short_name(model)}
     fitting = [w for w in waivers if w.endpoint == endpoint and w.model in models and w.device in devices]

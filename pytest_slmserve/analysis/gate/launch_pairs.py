@@ -106,11 +106,11 @@ class Endpoint:
     caches: Caches | None = None
 
     def label_in(self, pairs: Sequence[PairOfLaunches]) -> str:
-        """The label, without the load if there is only one."""
+        """Return the label, without the load if there is only one."""
         return self.label if self.load is None or not has_one_load(pairs) else self.label.partition(",")[0]
 
     def read(self, launch: Launch) -> list[float | None]:
-        """The values of one launch, of each window at its load; None for what was not measured."""
+        """Return the values of one launch, of each window at its load; None for what was not measured."""
         if self.load is not None:
             return [getattr(figures, self.figure) for figures in launch.figures[self.load]]
         found = [m for m in launch.measurements if not self.caches or (m.paired and m.paired.caches == self.caches)]
@@ -232,8 +232,8 @@ class Gated:
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
     def verdict(self, endpoint: str) -> Verdict | None:
-        """Verdict on an endpoint, for a test. None if the pairs that count have no value of it; inconclusive if no
-        pair counts. Raises KeyError for an unknown endpoint."""
+        """Return verdict on an endpoint, for a test. None if the pairs that count have no value of it; inconclusive if
+        no pair counts. Raises KeyError for an unknown endpoint."""
         if endpoint == OUTPUTS or endpoint in EXACT:
             return next((each for each in self.exact if each.claim == endpoint), None)
         asked = self.endpoints[endpoint]
@@ -256,7 +256,7 @@ class Gated:
         return self.refused.get(name, f"no launch told its {endpoint}")
 
     def measurements(self, side: Side, caches: Caches | None = None) -> list[Measurement]:
-        """Measurements of one side in the pairs that count, with any or with this state of the caches."""
+        """Return measurements of one side in the pairs that count, with any or with this state of the caches."""
         found = (m for pair in self.pairs for m in pair.launch(side).measurements)
         return [m for m in found if not caches or (m.paired and m.paired.caches == caches)]
 
@@ -266,7 +266,7 @@ def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:
 
 
 def nothing_counts(dropped: Sequence[str], lost: Side | None) -> str:
-    """A clause for a gate without pairs. dropped: why they do not count. lost: see `Gated`."""
+    """Return a clause for a gate without pairs. dropped: why they do not count. lost: see `Gated`."""
     alone = f"in each of them measurements of the {lost}, and none of the other side, are left out"
     return "; ".join(["no pair of launches counts", *([alone] if lost else []), *dropped[:1]])
 
@@ -335,9 +335,10 @@ def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], ma
 
 
 def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) -> Iterator[Verdict]:
-    """Verdicts on the KV blocks and on the device memory in use, by the pair that leaves the least room to its bound.
-    Value and threshold are ratios to the baseline. Inconclusive if no pair counts or a value is missing. No verdict on
-    the device memory if no launch has a value, because not every device has sensors. nothing: why no pair counts."""
+    """Yield verdicts on the KV blocks and on the device memory in use, by the pair that leaves the least room to its
+    bound. Value and threshold are ratios to the baseline. Inconclusive if no pair counts or a value is missing. No
+    verdict on the device memory if no launch has a value, because not every device has sensors. nothing: why no pair
+    counts."""
 
     def value(launch: Launch) -> Any:
         found: list[Any]
@@ -372,10 +373,10 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) ->
 
 
 def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterator[Verdict]:
-    """Verdict on whether the baseline's tokens are as likely to the candidate as to a baseline, within OUTPUTS_MARGIN
-    nats a token and what launches of the baseline differ among themselves. None with dummy weights. value: the change
-    of a request's mean log probability in either direction, in the mean over requests. The tokens of a pair count even
-    if its measurements do not."""
+    """Yield verdict on whether the baseline's tokens are as likely to the candidate as to a baseline, within
+    OUTPUTS_MARGIN nats a token and what launches of the baseline differ among themselves. None with dummy weights.
+    value: the change of a request's mean log probability in either direction, in the mean over requests. The tokens of
+    a pair count even if its measurements do not."""
     if first.spec.load_format == "dummy":
         return
     model = short_name(first.spec.model)
@@ -399,7 +400,7 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterato
 
 
 def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -> Answers | None:
-    """Comparison of the tokens from the launches of each side; None if one side has no tokens."""
+    """Return the comparison of the tokens from the launches of each side; None if one side has no tokens."""
     if not any(baseline) or not any(candidate):
         return None
     before, after = (next(filter(None, side)) for side in (baseline, candidate))

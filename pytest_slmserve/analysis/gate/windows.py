@@ -47,8 +47,8 @@ def part_of(window: Measurement) -> GateLaunch:
 
 
 def figures_of(window: Measurement) -> Summary:
-    """The figures of a window, with its busy seconds as they were counted between idle moments. The sensors' share of a
-    short window is wrong by several percent; that of a simulated GPU is exact."""
+    """Return the figures of a window, with its busy seconds as they were counted between idle moments. The sensors'
+    share of a short window is wrong by several percent; that of a simulated GPU is exact."""
     seen, busy_s = summarize(window), part_of(window).busy_s
     if window.environment.platform == "simulated":
         return seen
@@ -61,9 +61,9 @@ def figures_of(window: Measurement) -> Summary:
 def windows_that_count(
     windows: Iterable[Measurement], counted: bool | None = None
 ) -> tuple[list[PairOfWindows], list[str]]:
-    """Pairs of windows of one load in one launch of both sides, without those that are thrown away at its beginning;
-    and why others do not count, a sentence each. counted: whether busy seconds were counted, which those of a window
-    then have to be; None: if those of any were."""
+    """Return pairs of windows of one load in one launch of both sides, without those that are thrown away at its
+    beginning; and why others do not count, a sentence each. counted: whether busy seconds were counted, which those of
+    a window then have to be; None: if those of any were."""
     numbered = grouped(windows, lambda m: part_of(m).window or 0)
     if counted is None:
         counted = any(part_of(m).busy_s is not None for members in numbered.values() for m in members)
@@ -122,7 +122,8 @@ def _launch(members: Sequence[Measurement], blocks: Sequence[Sequence[PairOfWind
 def window_series(
     endpoint: Endpoint, pairs: Sequence[PairOfLaunches], criteria: GateCriteria, allowances: Mapping[str, Allowance]
 ) -> WindowSeries | None:
-    """The series of an endpoint; None if no window has a value, or if a single load is shown as the large one."""
+    """Return the series of an endpoint; None if no window has a value, or if a single load is shown as the large
+    one."""
     name = endpoint.label_in(pairs)
     values = [[*zip(*map(endpoint.read, pair.launches), strict=True)] for pair in pairs]
     if (has_one_load(pairs) and endpoint.load == SMALL) or not any(any(window) for each in values for window in each):
@@ -144,7 +145,7 @@ def by_the_host(endpoint: Endpoint, pairs: Sequence[PairOfLaunches], series: Win
 def series_by_endpoint(
     pairs: Sequence[PairOfLaunches], criteria: GateCriteria, allowances: Mapping[str, Allowance]
 ) -> dict[Endpoint, WindowSeries]:
-    """The series of the endpoints that are judged."""
+    """Return the series of the endpoints that are judged."""
     found = {endpoint: window_series(endpoint, pairs, criteria, allowances) for endpoint in TOGETHER.values() if pairs}
     return {endpoint: series for endpoint, series in found.items() if series}
 
@@ -158,7 +159,7 @@ def judge_windows(measurements: Sequence[Measurement], criteria: GateCriteria) -
 
 
 def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
-    """A gate whose sides live on one GPU at once, judged with these allowances, by the names of endpoints.
+    """Return a gate whose sides live on one GPU at once, judged with these allowances, by the names of endpoints.
 
     An endpoint is refused if the host decides it, or if launches differ by more than the allowance. What was seen is
     then left to the busy seconds of that load, if they can be judged; else it is inconclusive.

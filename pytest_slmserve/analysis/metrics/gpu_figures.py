@@ -115,16 +115,16 @@ class SensorWindow:
         return found if found is not None and math.isfinite(found) else None
 
     def values(self, number: int) -> list[float]:
-        """The known readings of one sensor in the window."""
+        """Return the known readings of one sensor in the window."""
         return [value for row in self.rows if (value := self.value(number, row)) is not None]
 
     def readings(self, number: int) -> tuple[list[float], list[float]]:
-        """The times and the values of the known readings of one sensor in the window."""
+        """Return the times and the values of the known readings of one sensor in the window."""
         known = [row for row in self.rows if self.value(number, row) is not None]
         return [self.telemetry.time_s[row] for row in known], self.values(number)
 
     def mean(self, number: int) -> float | None:
-        """Mean of one sensor's readings, weighted by their spans; None without readings."""
+        """Return the mean of one sensor's readings, weighted by their spans; None without readings."""
         spans, usual = self.telemetry.span_s, self.telemetry.interval_s
         known = [(value, spans[row] or 0.0) for row in self.rows if (value := self.value(number, row)) is not None]
         weighted = [(value, span if span > 0 else usual) for value, span in known]
@@ -138,7 +138,7 @@ class SensorWindow:
         return (values[-1] - values[0]) / seconds if seconds > 0 else None
 
     def with_before(self, number: int) -> list[float]:
-        """The window's values after the last known value before the window, so that a change is seen."""
+        """Return the window's values after the last known value before the window, so that a change is seen."""
         earlier = (self.value(number, row) for row in range(self.rows[0] - 1, -1, -1))
         return [*[v for v in earlier if v is not None][:1], *self.values(number)]
 
@@ -162,7 +162,7 @@ def watched(run: Run) -> SensorWindow | None:
 
 @once_for_all
 def device_figures(run: Run) -> DeviceFigures:
-    """The figures of one run."""
+    """Return the figures of one run."""
     watch = watched(run)
     if watch is None:
         return DeviceFigures()
@@ -257,7 +257,7 @@ def _growth(values: Sequence[float], ends: int) -> float:
 
 
 def _counter_w(times: Sequence[float], joules: Sequence[float]) -> float | None:
-    """Mean power in W by the energy counter; None if it tells none."""
+    """Return the mean power in W by the energy counter; None if it tells none."""
     ends = _counter_ends(joules)
     return _growth(joules, ends) / _growth(times, ends) if ends else None
 
@@ -292,8 +292,8 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
 def _integrated_w(
     watch: SensorWindow, sensor: int, since_s: float = -math.inf, until_s: float = math.inf
 ) -> float | None:
-    """Mean of the readings of a power sensor, or of the other one without any, each holding back to the reading before:
-    a sensor repeats what it last saw until its next update, so trapezoids would make ramps of jumps."""
+    """Return the mean of the readings of a power sensor, or of the other one without any, each holding back to the
+    reading before: a sensor repeats what it last saw until its next update, so trapezoids would make ramps of jumps."""
     number = next(filter(watch.values, (sensor, of.POWER_INSTANT)), of.POWER)
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
@@ -305,8 +305,8 @@ def _integrated_w(
 
 
 def _coverage(watch: SensorWindow) -> float | None:
-    """Share of the window that known spans cover; None if no reading has a span. If there are profiled counters, a span
-    is known if one of them is."""
+    """Return the share of the window that known spans cover; None if no reading has a span. If there are profiled
+    counters, a span is known if one of them is."""
     telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
     if all(span is None for span in telemetry.span_s):
         return None
@@ -376,7 +376,7 @@ def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
 
 
 def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
-    """Bytes of the device in use at most, by anybody; None where no sensor tells."""
+    """Return bytes of the device in use at most, by anybody; None where no sensor tells."""
     seen = (device_figures(m.run).memory_used_bytes for m in measurements)
     return max((used for used in seen if used is not None), default=None)
 
@@ -401,7 +401,7 @@ def host_speeds(measurements: Iterable[Measurement]) -> dict[str, float]:
 
 
 def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | None:
-    """Share of the host-speed probe's time in which it had no core."""
+    """Return the share of the host-speed probe's time in which it had no core."""
     return max(0.0, 1 - probe_cpu_s / probe_s) if probe_s and probe_cpu_s is not None else None
 
 
@@ -479,13 +479,15 @@ class Work:
         return self.token_flops / each if each else math.inf
 
     def weights_read(self, tokens: float) -> float:
-        """Bytes of the weights that a step of so many tokens reads, if each token chooses its experts at random."""
+        """Return bytes of the weights that a step of so many tokens reads, if each token chooses its experts at
+        random."""
         untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
         return self.weight_bytes * (1 - self.idle_share * untouched)
 
 
 def peaks_of(gpu_name: str | None) -> Peaks | None:
-    """The data sheet that an NVML name ("NVIDIA H200", "NVIDIA A100-SXM4-40GB") belongs to, None if not listed."""
+    """Return the data sheet that an NVML name ("NVIDIA H200", "NVIDIA A100-SXM4-40GB") belongs to, None if not
+    listed."""
     words = set(re.split(r"[\s\-_]+", (gpu_name or "").upper()))
     others = words & OTHER_WORDS
     return next((gpu for gpu in GPUS if others <= set(gpu.words) <= words), None)
@@ -639,7 +641,7 @@ def step_parts(measurements: Sequence[Measurement]) -> dict[str, float]:
 
 
 def idle_share(engine_active: float | None) -> float | None:
-    """Share of the window in which no kernel ran: the host's part, as counters see it."""
+    """Return the share of the window in which no kernel ran: the host's part, as counters see it."""
     return None if engine_active is None else max(0.0, 1 - engine_active)
 
 

@@ -261,7 +261,7 @@ BY_COUNTERS = "server metrics"
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
-    """Reasons why a measurement is invalid, one sentence each. failed_share: of the requests, that may fail."""
+    """Return reasons why a measurement is invalid, one sentence each. failed_share: of the requests, that may fail."""
     return check(measurement, failed_share=failed_share).problems
 
 
@@ -570,8 +570,8 @@ def prompt_tokens(run: Run, rows: Iterable[int]) -> int:
 
 
 def cache_hit_share(run: Run) -> Cached | None:
-    """Share of the prompt tokens served by a prefix cache: of the requests that ended in the window if each has a
-    count, else by a server's counters, which have the whole load and other users in them. None without either."""
+    """Return the share of the prompt tokens served by a prefix cache: of the requests that ended in the window if each
+    has a count, else by a server's counters, which have the whole load and other users in them. None without either."""
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
     if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
         return Cached(sum(found[i] or 0 for i in ended) / prompt_tokens(run, ended), "counted for each request")

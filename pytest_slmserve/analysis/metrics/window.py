@@ -81,7 +81,7 @@ def tokens_between(run: Run, begins: Sequence[float], ends: Sequence[float]) -> 
 
 @once
 def window_trace(run: Run) -> WindowTrace:
-    """The trace of a run in its window."""
+    """Return the trace of a run in its window."""
     (ends, tokens), (opens, closes) = whole_trace(run), run.window_s
     first, end = bisect_left(ends, opens), bisect_right(ends, closes)
     inside = slice(first, end)
@@ -128,13 +128,15 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 
 
 def step_s(run: Run) -> float | None:
-    """Mean time between successive engine steps, which a running request waits; None without a trace of steps."""
+    """Return the mean time between successive engine steps, which a running request waits; None without a trace of
+    steps."""
     trace = window_trace(run)
     return trace.seconds / (len(trace.steps) - 1) if trace.seconds and len(run.steps) else None
 
 
 def steps_with_prompts(run: Run) -> float | None:
-    """Share of the window's steps that processed a prompt, or a part of one. None where a server tells no steps."""
+    """Return the share of the window's steps that processed a prompt, or a part of one. None where a server tells no
+    steps."""
     if not len(run.steps):
         return None
     prompts = run.steps.prompt_tokens[window_trace(run).inside]
@@ -143,7 +145,7 @@ def steps_with_prompts(run: Run) -> float | None:
 
 @once_for_all
 def mean_batch(run: Run) -> float | None:
-    """Mean number of sequences that a step carried to their next token, weighted by time.
+    """Return the mean number of sequences that a step carried to their next token, weighted by time.
 
     It is the new tokens of a step, without those that drafts added. A prefill that ends in the step yields its first
     token there and counts; a prompt that takes several steps is in no batch before. If a server tells no steps, it is
@@ -162,8 +164,9 @@ def mean_batch(run: Run) -> float | None:
 
 
 def acceptance_length(run: Run) -> float | None:
-    """Mean tokens of a step of a sequence that had a draft, in the window: 1 + accepted/drafts, as vLLM's log has it
-    (vllm/v1/spec_decode/metrics.py, release 0.32), but for tokens past a request's end. None without drafts."""
+    """Return the mean tokens of a step of a sequence that had a draft, in the window: 1 + accepted/drafts, as vLLM's
+    log has it (vllm/v1/spec_decode/metrics.py, release 0.32), but for tokens past a request's end. None without
+    drafts."""
     inside = window_trace(run).inside
     drafts = sum(run.steps.drafts[inside])
     return 1 + sum(run.steps.accepted[inside]) / drafts if drafts else None
@@ -206,8 +209,8 @@ def thinking_users(measurement: Measurement) -> float:
 
 
 def step_before(run: Run, at: float) -> float:
-    """Seconds of the step that made the tokens stamped `at`, which is the one that ends then or next; 0 if the trace
-    does not have it."""
+    """Return seconds of the step that made the tokens stamped `at`, which is the one that ends then or next; 0 if the
+    trace does not have it."""
     ends = run.steps.time_s
     number = bisect_left(ends, at)
     return ends[number] - ends[number - 1] if 0 < number < len(ends) else 0.0
@@ -247,7 +250,7 @@ def preemptions(run: Run) -> int:
 
 @once
 def finished_in_window(run: Run) -> Sequence[int]:
-    """Rows of the samples that finished with their last token in the window."""
+    """Return rows of the samples that finished with their last token in the window."""
     opens, closes = run.window_s
     rows = zip(run.samples.finished, run.samples.last_token_s, strict=True)
     return [i for i, (finished, last) in enumerate(rows) if finished and last is not None and opens <= last <= closes]
@@ -266,8 +269,8 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
 
 
 def steps_of(measurement: Measurement) -> list[Measurement]:
-    """A measurement for each step of the load, whose window is the step but for its first `settle_s`; none where the
-    load is no ramp. Gaps between tokens are those of the step. If it is not known when requests failed, each step
+    """Return a measurement for each step of the load, whose window is the step but for its first `settle_s`; none where
+    the load is no ramp. Gaps between tokens are those of the step. If it is not known when requests failed, each step
     keeps all failures.
 
     What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog.
@@ -343,7 +346,7 @@ def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
 
 
 def harmless_s(median_ttft_s: float | None) -> float:
-    """Seconds by which a client may be late, in sending and in its time stamps, if the median TTFT is this."""
+    """Return seconds by which a client may be late, in sending and in its time stamps, if the median TTFT is this."""
     return max(HARMLESS_S, SHARE_OF_TTFT * (median_ttft_s or 0.0))
 
 
@@ -487,8 +490,8 @@ def judged_requests(measurement: Measurement) -> Judged:
 
 
 def _in_window(run: Run, judged_by: JudgedBy) -> tuple[Sequence[int], int | None]:
-    """Rows of the samples that were sent, or ended, in the window, and the number of failed requests that were; None if
-    the record does not say when."""
+    """Return rows of the samples that were sent, or ended, in the window, and the number of failed requests that were;
+    None if the record does not say when."""
     (opens, closes), rows = run.window_s, finished_in_window(run)
     if judged_by == "sent":
         rows = [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
@@ -555,8 +558,8 @@ def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
-    """A histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}, whose
-    indices may be strings."""
+    """Return a histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5},
+    whose indices may be strings."""
     counts = {int(index): int(count) for index, count in facts["counts"].items()}
     return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, float(facts["sum_s"]))
 
@@ -610,12 +613,12 @@ def parse_slo(text: str) -> Slo:
     for part in text.split(","):
         match = BOUND.fullmatch(part.lower())
         if match is None:
-            raise BadUsage(f"{part.strip()!r} is no SLO", EXAMPLE)
+            raise BadUsage(f"{part.strip()!r} is not an SLO", EXAMPLE)
         name, number, unit = match.groups()
         if name not in known:
-            raise BadUsage(f"no latency is called {name!r}", f"one of {', '.join(known)}: {EXAMPLE}")
+            raise BadUsage(f"no latency is called {name!r}", f"Use one of {', '.join(known)}, for example {EXAMPLE}.")
         if unit is None:
-            raise BadUsage(f"the SLO {part.strip()!r} has no unit", f"{name}:{number}ms, or {name}:{number}s")
+            raise BadUsage(f"the SLO {part.strip()!r} has no unit", f"Write {name}:{number}ms or {name}:{number}s.")
         if f"{name}_s" in bounds:
             raise BadUsage(f"{name} twice in the SLO {text!r}", EXAMPLE)
         bounds[f"{name}_s"] = float(number + EXPONENT[unit])

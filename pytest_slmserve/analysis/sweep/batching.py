@@ -94,7 +94,7 @@ def parse_relative_slo(text: str) -> Slo:
         seconds = float(found[1]) / (1e3 if found[2] == "ms" else 1)
         if 0 < seconds < math.inf:
             return AbsoluteSlo(seconds)
-    raise BadUsage(f"{text!r} is no latency objective", "2x@32 (twice the latency at 32) or 30ms or 0.03s")
+    raise BadUsage(f"{text!r} is not a latency objective", "Write 2x@32 (twice the latency at 32), 30ms, or 0.03s.")
 
 
 def measured_base(points: Sequence[Point]) -> Base | None:
@@ -130,7 +130,10 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
     elif law:
         seconds, how = law.seconds(slo.at), "by the saturation law, beyond what was measured"
     else:
-        raise TooFewPoints(f"nothing was measured at {slo.at}, nor below and above it", "an objective like 30ms")
+        raise TooFewPoints(
+            f"nothing was measured at {slo.at}, nor below and above it",
+            "Pass an objective in seconds or milliseconds, for example 30ms.",
+        )
     return Limit(slo.factor * seconds, note=f"no valid point at {slo.at}: its latency is {how}")
 
 
@@ -260,7 +263,6 @@ def _means(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _unknown(
     below: float | None, above: float | None, known: Sequence[tuple[float, float]], invalid: Sequence[float]
 ) -> tuple[tuple[float, ...], str]:
-    """Return the invalid loads between these two that have no valid measurement, and a clause that says so."""
     valid, low, high = {load for load, _ in known}, below or 0.0, math.inf if above is None else above
     loads = tuple(load for load in sorted({*invalid}) if low < load < high and load not in valid)
     named = ", ".join(f"{load:g}" for load in loads)

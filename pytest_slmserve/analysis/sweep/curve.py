@@ -174,7 +174,8 @@ class Curve:
         return peaks_of_engine(self.first.spec, self.first.environment) if self.first else None
 
     def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
-        """The point of one engine alone under a load, if there is one. replicas: only what their hosts measured."""
+        """Return the point of one engine alone under a load, if there is one. replicas: only what their hosts
+        measured."""
         valid = [*plateau.valid_points(self.alone), *self.valid]
         found = (point for point in valid if point.concurrency == concurrency)
         return next(filter(None, (point.on_hosts_of(replicas) if replicas else point for point in found)), None)
@@ -201,15 +202,17 @@ class Curve:
         return plateau.gains(self.points, figure, self.tail_of)
 
     def factors(self) -> dict[int, tuple[float, float]]:
-        """The gain of throughput of each doubling as its two factors, less 1, by the load where it ends: the gain of
-        tokens per busy second, which is the GPU's, and that of the share of time in which a kernel ran, the host's."""
+        """Return the gain of throughput of each doubling as its two factors, less 1, by the load where it ends: the
+        gain of tokens per busy second, which is the GPU's, and that of the share of time in which a kernel ran, the
+        host's."""
         seen = {(gain.start, gain.end): gain.value for gain in self.gains()}
         of_gpu = ((gain, seen.get((gain.start, gain.end))) for gain in self.gains(busy_rate))
         pairs = [(gain, (1 + both) / (1 + gain.value) - 1) for gain, both in of_gpu if both is not None]
         return {gain.end: (gain.value, round(of_host, 4) + 0.0) for gain, of_host in pairs}  # of no host no last digit
 
     def plateau(self, tolerance: float = TOLERANCE, figure: Figure = output_rate) -> ChosenLoad:
-        """The plateau, where throughput, or another figure, ceases to grow by `tolerance` (a share) per doubling."""
+        """Return the plateau, where throughput, or another figure, ceases to grow by `tolerance` (a share) per
+        doubling."""
         return plateau.plateau(self.points, tolerance, self.tail_of, figure)
 
     def meets(self, slo: str | Slo, share: float = objectives.SHARE, *, at: int | None = None) -> Verdict:
@@ -356,7 +359,7 @@ def curve_of(
     over: bool = False,
     beyond: Container[str] = (),
 ) -> Curve:
-    """The curve of measurements that differ in their concurrency only; those of other loads are left out.
+    """Return the curve of measurements that differ in their concurrency only; those of other loads are left out.
 
     planned: every concurrency that was to be measured, so that one that is not there makes a claim inconclusive.
     adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks, over: see
@@ -369,7 +372,7 @@ def curve_of(
         raise BadUsage(
             f"{subject}: measurements of {len(series)} different engines, workloads, environments or ways of loading "
             "are not one curve",
-            "one model, one workload, one way of loading and one machine at a time",
+            "Build each curve from one model, one workload, one way of loading, and one machine.",
         )
     loaded = tuple(m for group in series.values() for m in group)
     points = points_of(loaded)
@@ -514,9 +517,9 @@ def _undecided(claim: str, curve: Curve, reason: str, threshold: float) -> Verdi
 def _knee(
     curve: Curve, tolerance: float, reads: Callable[[int, int], bool], otherwise: int | None = None
 ) -> tuple[int | None, str]:
-    """The concurrency where the plateau begins, or None, and the reason why there is none to judge from. reads: whether
-    the judgement depends on a load, given where the plateau begins. otherwise: what to judge from where the points
-    reach no plateau."""
+    """Return the concurrency where the plateau begins, or None, and the reason why there is none to judge from. reads:
+    whether the judgement depends on a load, given where the plateau begins. otherwise: what to judge from where the
+    points reach no plateau."""
     knee = curve.plateau(tolerance).value
     if knee is None:
         if reason := obstacle(curve):
@@ -588,8 +591,8 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
 
 
 def sparsely(curve: Curve) -> str:
-    """A clause for verdicts on an adaptive sweep, with the loads that were measured; empty where no load was left
-    out."""
+    """Return a clause for verdicts on an adaptive sweep, with the loads that were measured; empty where no load was
+    left out."""
     if not curve.unneeded:
         return ""
     return f" (adaptive sweep: judged at concurrency {', '.join(str(p.concurrency) for p in curve.valid)})"

@@ -255,12 +255,12 @@ def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) 
     rows = list(points)
     if b_half is not None:
         if not rows:
-            raise TooFewPoints("the saturation law needs a point, there is none", "a sweep over some concurrencies")
+            raise TooFewPoints("the saturation law needs a point, there is none", "Sweep several concurrencies.")
         x = [(batch + b_half) * rate / batch for batch, rate in rows]
         return math.fsum(v * v for v in x) / math.fsum(x), b_half
     if (batches := len({batch for batch, _ in rows})) < FEWEST_BATCHES:
         needed = f"the saturation law needs {FEWEST_BATCHES} batches, there are {batches}"
-        raise TooFewPoints(needed, "a sweep over more concurrencies")
+        raise TooFewPoints(needed, "Sweep more concurrencies.")
     x = [rate for _, rate in rows]
     z = [rate / batch for batch, rate in rows]
     xx, xz, zz = (math.fsum(a * b for a, b in zip(p, q, strict=True)) for p, q in ((x, x), (x, z), (z, z)))
@@ -268,7 +268,7 @@ def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) 
     per_sequence, fixed = (sx * zz - sz * xz), (sz * xx - sx * xz)  # both times the determinant, which is positive
     determinant = xx * zz - xz * xz
     if per_sequence <= 0 or determinant <= 0:
-        raise TooFewPoints("throughput grows as fast as the batch: no saturation to fit", "larger concurrencies")
+        raise TooFewPoints("throughput grows as fast as the batch: no saturation to fit", "Sweep larger concurrencies.")
     return determinant / per_sequence, fixed / per_sequence
 
 

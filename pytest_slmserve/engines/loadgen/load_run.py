@@ -42,7 +42,7 @@ Message = dict[str, Any]
 
 
 def results_of(streams: Sequence[RequestStream], window: Window, steps: Sequence[Window] = ()) -> Message:
-    """The results of the requests of a load that did not fail.
+    """Return the results of the requests of a load that did not fail.
 
     Returns:
         samples: a row for each request, in any order. bins: tokens received in each span of BIN_S. A request's tokens
@@ -73,7 +73,7 @@ def results_of(streams: Sequence[RequestStream], window: Window, steps: Sequence
 
 
 def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
-    """A histogram of the times between successive chunks that both lie in the window: bin i holds gaps from
+    """Return a histogram of the times between successive chunks that both lie in the window: bin i holds gaps from
     LEAST_S * GROWTH**i on; -1 holds those below LEAST_S. And their sum, which the bins do not have."""
     begin, end = window
     counts: Counter[int] = Counter()
@@ -87,8 +87,8 @@ def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
 
 
 def parts_of(load: Message, processes: int) -> list[Message]:
-    """The parts of a load that client processes send, one for each but none without a request: of `count` processes
-    each sends every count-th request, for its share of the users."""
+    """Return the parts of a load that client processes send, one for each but none without a request: of `count`
+    processes each sends every count-th request, for its share of the users."""
     divided = {name: load[name] for name in ("requests", "concurrency", "most") if load.get(name) is not None}
     scheduled = [len(load["schedule"])] if "schedule" in load else []
     count = max(1, min(processes, *scheduled, *divided.values()))
@@ -163,7 +163,8 @@ class LoadRun:
         return self.began + self.schedule[self.loop.sent]
 
     def due(self, now: float) -> list[tuple[int, float | None]]:
-        """The numbers of the requests to send now, with the time at which each was due if there is a schedule."""
+        """Return the numbers of the requests to send now, with the time at which each was due if there is a
+        schedule."""
         found: list[tuple[int, float | None]] = []
         self.loop.join(now, now - self.began)
         while self._places != deque() and (number := self.loop.free_request(now)) is not None:
@@ -305,7 +306,6 @@ class LoadRun:
             self.streams.send(stream)
 
     def _of_all(self, number: int) -> int:
-        """The number, among the requests of all processes, of a request of this one. Conversations stay whole."""
         (first, stride), (conversation, turn) = self.load.get("part", (0, 1)), divmod(number, self.loop.turns)
         return (first + stride * conversation) * self.loop.turns + turn  # type: ignore[no-any-return]
 

@@ -37,8 +37,8 @@ class Response:
         self._next: Callable[[bytes], bytes] | None = self._head  # None: the rest is body, until the peer closes
 
     def feed(self, data: bytes) -> bytes:
-        """The part of the body that is in `data`; no data: the peer has closed, which ends a body that nothing else
-        ends. Raises Malformed."""
+        """Return the part of the body that is in `data`; no data: the peer has closed, which ends a body that nothing
+        else ends. Raises Malformed."""
         if not data and not self.ended and self._next:
             raise Malformed("the connection broke off" if self.status else "the connection was closed unanswered")
         if data and self.ended:
@@ -103,7 +103,7 @@ class Response:
         return body
 
     def _chunks(self, data: bytes) -> bytes:
-        """The body in chunks, and the trailer, by a loop, because a piece of a busy stream holds many."""
+        """Return the body in chunks, and the trailer, by a loop, because a piece of a busy stream holds many."""
         body, at = [], 0
         while at < len(data):
             if self._left:
@@ -299,7 +299,7 @@ class Answer:
         try:
             told = json.loads(text)
         except ValueError:
-            raise RequestFailed("malformed", f"the answer is no JSON: {text}") from None
+            raise RequestFailed("malformed", f"the answer is not JSON: {text}") from None
         if not any(map(told.get, RESULTS)):
             raise RequestFailed("error in the answer" if told.get("error") else "no result", f"no result: {text}")
         usage = told.get("usage") or {}
@@ -322,7 +322,7 @@ class Answer:
 
 
 def count_in(usage: Mapping[str, Any], name: str) -> int | None:
-    """A server's count of tokens, None if it gives none. Raises ValueError for anything but a count."""
+    """Return a server's count of tokens, None if it gives none. Raises ValueError for anything but a count."""
     count: int | None = usage.get(name)
     if count is not None and (type(count) is not int or not 0 <= count < MOST_TOKENS):
         raise ValueError(f"its usage has {count!r:.40} for {name}")
@@ -386,8 +386,8 @@ def is_stream(kind: str) -> bool:
 
 
 def error_in(body: bytes, *, streamed: bool = True) -> str | None:
-    """The reason why a stream of events, or a whole answer, fails its request; None if it does not, or if just too
-    little of it came: a stream of few tokens may have no text."""
+    """Return the reason why a stream of events, or a whole answer, fails its request; None if it does not, or if just
+    too little of it came: a stream of few tokens may have no text."""
     answer = Answer(streamed=streamed)
     try:
         head = f"HTTP/1.1 200\r\ncontent-type: {EVENT_STREAM if streamed else 'application/json'}\r\n\r\n"

@@ -96,8 +96,8 @@ class Connection:
         return select.EPOLLIN
 
     def receive(self) -> list[Piece]:
-        """All that has arrived, up to a limit; an empty piece if the server has closed. The TLS layer, which epoll does
-        not see, is read until nothing is left in it. Raises OSError."""
+        """Return all that has arrived, up to a limit; an empty piece if the server has closed. The TLS layer, which
+        epoll does not see, is read until nothing is left in it. Raises OSError."""
         pieces: list[Piece] = []
         with suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if not isinstance(self.socket, ssl.SSLSocket):
@@ -111,8 +111,8 @@ class Connection:
 
 
 def address_of(host: str, port: int) -> Address:
-    """The first of the host's addresses that accepts a connection, or the last one if none does. Raises OSError for a
-    host without an address."""
+    """Return the first of the host's addresses that accepts a connection, or the last one if none does. Raises OSError
+    for a host without an address."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, where in found[:-1]:
         with socket.socket(family, kind, protocol) as trial, suppress(OSError):
@@ -154,8 +154,8 @@ class Target:
         self.secrets = tuple(sorted(words, key=len, reverse=True))
 
     def shown(self, text: str) -> str:
-        """The text without the key, which servers like to repeat, and without control characters of a terminal, in at
-        most `TOLD` characters: a longer one ends after a word, with an ellipsis."""
+        """Return the text without the key, which servers like to repeat, and without control characters of a terminal,
+        in at most `TOLD` characters: a longer one ends after a word, with an ellipsis."""
         text = printable(hidden(text, self.secrets), layout="")
         return text if len(text) <= TOLD else f"{re.sub(r'[^ ,]*$', '', text[: TOLD - 4]) or text[: TOLD - 4]} ..."
 
@@ -174,7 +174,7 @@ class Bodies:
         self._first = self._last = 0
 
     def of(self, number: int) -> bytes:
-        """The request of that number in a load."""
+        """Return the request of that number in a load."""
         at, index = divmod(number, len(self._bodies))
         self._last = max(self._last, at)
         body = self._bodies[index]
@@ -371,7 +371,6 @@ class Streams:
             self._lose(connection, system_error_text(error))
 
     def _use(self, connection: Connection) -> None:
-        """Give a free connection to the stream that waits, or keep it for the next one."""
         if self._without_connection:
             self._send_on(connection, self._without_connection.popleft())
         else:
@@ -476,7 +475,6 @@ class Streams:
 
 
 def system_error_text(error: Exception) -> str:
-    """An error of the system, without the address that some of them repeat."""
     text = getattr(error, "strerror", None) or str(error)
     return f"{type(error).__name__}: {text}"
 
@@ -500,7 +498,7 @@ class Lead:
         self._lull = False
 
     def steps(self) -> list[float]:
-        """Times of the steps since the last call."""
+        """Return times of the steps since the last call."""
         found: list[float] = []
         if self._leader is not None:
             self._read(self._leader)
@@ -525,7 +523,7 @@ class Lead:
         return found + self._new_steps(self._leader)
 
     def _new_steps(self, leader: RequestStream) -> list[float]:
-        """Times of the leader's tokens that were not seen yet, a step each."""
+        """Return times of the leader's tokens that were not seen yet, a step each."""
         answer, seen = leader.answer, self._seen
         self._seen = len(answer.times)
         chunks = zip(answer.times[seen:], answer.tokens[seen:])

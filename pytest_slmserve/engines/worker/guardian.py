@@ -19,7 +19,6 @@ TRIES, PAUSE_S = 500, 0.02  # until the killed processes are gone
 
 
 def kill_users(folder: Path) -> None:
-    """Kill the other processes that have a file of the folder open."""
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or process.name == str(os.getpid()):
             continue

@@ -153,7 +153,6 @@ def load_axis(loads: Iterable[float], title: str = CONCURRENCY) -> Spec:
 
 
 def row_axis(names: Iterable[str]) -> Spec:
-    """Return a vertical axis with a row for each name, in their order."""
     ticks = {"labelLimit": 240, "ticks": False}
     return {"field": "subject", "type": "nominal", "title": None, "sort": list(dict.fromkeys(names)), "axis": ticks}
 
@@ -531,7 +530,6 @@ def gate_forest(compared: Sequence[Comparison]) -> Spec | None:
 
 
 def margin_at(seen: Comparison) -> float:
-    """Return the ratio at which the candidate costs more by the margin."""
     return 1 + seen.margin if seen.better == "lower" else 1 / (1 + seen.margin)
 
 

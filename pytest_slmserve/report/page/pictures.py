@@ -173,7 +173,7 @@ def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) ->
             why = f"no picture can be drawn: {reasons}"
         elif found.curves or found.jobs:
             why = "there is no valid point to draw"
-        raise BadUsage(why, "slmserve report without --figures")
+        raise BadUsage(why, "Run slmserve report without --figures.")
     try:
         import vl_convert
     except ImportError:
@@ -191,7 +191,7 @@ def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) ->
     except OSError as error:
         doing = "write" if folder.is_dir() else "make the folder"
         why = f"cannot {doing} {error.filename}: {error.strerror}"
-        raise BadUsage(why, "--figures with another folder") from None
+        raise BadUsage(why, "Choose another folder with --figures.") from None
     return lines
 
 
@@ -214,8 +214,8 @@ def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
 
 
 def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str = "", slo: Slo | None = None) -> Picture:
-    """Figures over the concurrency, a panel for each that is known, in which each curve has the color of its place. The
-    second line of a figure is dashed. The time without a kernel is shown only next to another figure."""
+    """Return figures over the concurrency, a panel for each that is known, in which each curve has the color of its
+    place. The second line of a figure is dashed. The time without a kernel is shown only next to another figure."""
     panels, seen = list[Spec](), dict[str, Curve]()
     x = charts.load_axis(point.concurrency for _, curve in sweeps for point in curve.valid)
     for gauge in gauges:
@@ -273,7 +273,7 @@ def _energy(sweeps: Named) -> Picture:
         by_limit = grouped(known, lambda s: None if s.power_limit_w is None else round(s.power_limit_w))
         for limit in sorted(by_limit, key=lambda limit: -(limit or 0)):
             told = "power limit not known" if limit is None else f"power limit {limit} W"
-            label = f"{name}, {point.concurrency}{' (degraded)' if point.degraded else ''}" if point else name
+            label = f"{name}, {point.concurrency}{' (questionable)' if point.degraded else ''}" if point else name
             seen.append((name, curve))
             for field, rows in bars.items():
                 values = [getattr(s, field) for s in by_limit[limit]]
@@ -295,8 +295,9 @@ class ReplicaSet(NamedTuple):
 
 
 def _replicas(named: Named) -> list[Picture]:
-    """The four pictures of replicas; none if no replicas of one model were measured. The use of the device is that of
-    arXiv:2404.03353, figure 7: busy comes from the profiling counters if they are known, else from NVML's samples."""
+    """Return the four pictures of replicas; none if no replicas of one model were measured. The use of the device is
+    that of arXiv:2404.03353, figure 7: busy comes from the profiling counters if they are known, else from NVML's
+    samples."""
 
     def setting(pair: PairReplicas) -> str:
         part = f", {pair[0].thread_percentage} % of the SMs each" if pair[0].thread_percentage else ""
@@ -349,8 +350,8 @@ def _over_counts(
     why: str = "no request ended in a window",
     columns: int = 2,
 ) -> Picture:
-    """Figures by the number of engines, a panel for each way and figure, in which the sets stand side by side. All
-    ratios have one axis: as far as the intervals, which count only from half of their value to twice it."""
+    """Return figures by the number of engines, a panel for each way and figure, in which the sets stand side by side.
+    All ratios have one axis: as far as the intervals, which count only from half of their value to twice it."""
     placed = []
     for way, figure in product(ways, figures):
         each = [(number, *one) for number, of in enumerate(found) for one in _by_count(figure, of.pairs.get(way, []))]
@@ -479,7 +480,7 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
 def _job_picture(
     name: str, groups: Sequence[Sequence[JobPoint]], x: Callable[[JobPoint], Any], heading: str, what: dict[str, str]
 ) -> Picture:
-    """A panel for each figure over `x`, a line for each model (and rate or card, if they differ)."""
+    """Return a panel for each figure over `x`, a line for each model (and rate or card, if they differ)."""
     by_rate = [points for group in groups for points in grouped(group, attrgetter("load.rate")).values()]
     jobs = [p for points in by_rate for p in sorted(points, key=x)]
     rates = len({p.load.rate for p in jobs}) > 1

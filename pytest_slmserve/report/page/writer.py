@@ -27,6 +27,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.lines import BEGINS
 from pytest_slmserve.archive.store import embedded, make_folder
 from pytest_slmserve.report import as_json, compare, deployments, gate, loads, screen, sweeps, verdicts
+from pytest_slmserve.report.answer import answer_of
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Cells, Chart, Look, Section, in_units
@@ -56,7 +57,7 @@ TEXT_WIDTH = 150  # columns of a table as text
 WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
 STARTING_SLO = window.parse_slo("ttft:200ms,tpot:50ms")  # if none was given
 # Of the outcomes of claims; others are open.
-LOOKS: dict[str, Look] = {"pass": "good", "fail as expected": "good", "FAIL": "bad", "PASS, UNEXPECTED": "bad"}
+LOOKS: dict[str, Look] = {"passed": "good", "expected failure": "good", "failed": "bad", "unexpected pass": "bad"}
 STATUSES = {
     0: "all is as expected",
     1: "something fails",
@@ -78,15 +79,18 @@ def page_content(found: Findings, status: int | None, sections: Mapping[str, Ite
         *(f"{g.model}: {e.name}: {e.why}" for g in found.gates for e in g.gated if e.outcome is State.FAILS),
         *(f"{v.subject}: {v.claim}: {v.why}" for g in found.gates for v in g.exact if v.state is State.FAILS),
     ]
-    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.EITHER) and each}
+    either = {name: each for name, each in kinds.items() if name.startswith(verdicts.INFORMATIONAL) and each}
     tallies = [
-        (len(each), name, LOOKS.get(name, "open")) for name, each in kinds.items() if each and name not in either
+        (len(each), verdicts.plural(name, len(each)), LOOKS.get(name, "open"))
+        for name, each in kinds.items()
+        if each and name not in either
     ]
     tallies += [(sum(map(len, either.values())), verdicts.tally(either), "open")] if either else []
     for state, judged in grouped(found.gates, lambda gated: gated.outcome).items():
         tallies.append((len(judged), f"gate: {gate.WORDS[state]}", gate.LOOKS[state]))
     others = screen.subject_sections(found)
-    answers = list(others.pop("Answer"))
+    others.pop("Answer")
+    answers = [in_units(five.section, found.unit)] if (five := answer_of(found)) else []
     subjects = [(heading, [*each]) for heading, each in {"Gate": others.pop("Gate"), **sections, **others}.items()]
     title, measured = _measured(measurements)
     alike = grouped(shown, lambda pair: pair[1].environment and pair[1].environment.key).values()
@@ -235,7 +239,7 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
         make_folder(path.parent)
         write_file(path, page)
     except OSError as error:
-        raise BadUsage(f"cannot write {path}: {error.strerror}", "--html with another path") from None
+        raise BadUsage(f"cannot write {path}: {error.strerror}", "Choose another path with --html.") from None
 
 
 def check_replaceable(path: Path, option: str = "--html") -> None:
@@ -248,9 +252,9 @@ def check_replaceable(path: Path, option: str = "--html") -> None:
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
-        raise BadUsage(f"cannot write {path}: {error.strerror}", f"{option} with another path") from None
+        raise BadUsage(f"cannot write {path}: {error.strerror}", f"Choose another path with {option}.") from None
     if begins and begins.lower() != BEGINS:
-        raise BadUsage(f"{path} is there, and is no page", f"{option} with another path")
+        raise BadUsage(f"{path} is there, and is not a page", f"Choose another path with {option}.")
 
 
 def rendered(

@@ -112,7 +112,7 @@ def test_a_wrong_word_is_named_with_the_right_one_and_no_line_of_ours(runs):
     ran = runs("".join([*tests, "def test_nonsense(slm_measure): 'text'.nonsense\n"]), FEW)
     assert (set(ran.outcomes.values()), len(ran.outcomes), ran.ret) == ({"FAILED"}, len(calls) + 1, 1)
     for name, (*_, fact, right) in calls.items():
-        kind = r"(?m)^BadUsage: .*\n  try: .*" if name in CALLS else r"(?m)^E .*"
+        kind = r"(?m)^BadUsage: .*\n  (?:try: .*|[A-Z].*\.)" if name in CALLS else r"(?m)^E .*"
         [problem] = re.findall(kind, told(ran, name))
         assert fact in problem.partition("\n")[0] and right in problem and "plugin/" not in told(ran, name)
     assert "'nonsense'" in told(ran, "nonsense") and "it has" not in told(ran, "nonsense"), "somebody else's value"

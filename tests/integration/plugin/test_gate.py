@@ -213,6 +213,7 @@ def test_what_dies_or_is_asked_nonsense_is_named_with_its_side_and_later_items_s
     text = "\n".join(line for line in ran.lines if not line.startswith("ERROR"))  # CI repeats all there
     died = "the candidate, pair 1: the simulated engine died at concurrency 16"
     assert text.count(f"EngineFailed: {died}") == 1 and text.count("EngineFailed: the gate of opt-125m was broken") == 5
+    assert any(line.startswith("ERROR: ") and died in line for line in ran.lines), "the answer of the summary"
     first = next(line for line in ran.lines if line.startswith("note: "))
     assert first.startswith(f"note: the gate of opt-125m was broken off: {died}"), "once more on the last screen"
     assert "Traceback" not in text
@@ -257,7 +258,7 @@ def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(gate, monkeypatch)
         ran = gate(no_reraise_ctrlc=True)
     assert (ran.ret, ran.report()[0]) == (2, 10)
     ran.says("  why: *1 more pair*can decide*", "*--slm-resume*", "opt-125m: speed NOT JUDGED after 3 pairs*")
-    gate("--slm-resume", folder=ran.folder).says("opt-125m: PASS after 4 pairs*", "note: *goes on from 3 pairs*")
+    gate("--slm-resume", folder=ran.folder).says("opt-125m: PASS after 4 pairs*", "note: *continues from 3 pairs*")
 
 
 SKIPPED = """
@@ -285,7 +286,7 @@ def test_a_gate_that_did_not_come_about_is_no_pass_and_with_one_nothing_else_is_
     both = {**NO_WORSE, "test_sweep.py": SWEEP}
     ran = runs(both, GATE, ".")
     assert (ran.ret, ran.counts) == (0, {"passed": 6, "deselected": 3}) and all(m.paired for m in ran.measured())
-    ran.says("slmserve leaves out 3 tests: *")
+    ran.says("slmserve: deselected 3 tests: *")
     assert ran.archive().sessions[-1].plan["sweeps"] == {}, "what was not to be measured is not missing"
     for words, why in (("--slm-simulate", "--slm-gate"), ("", "--slm-simulate or --slm-endpoint")):
         ran = runs(NO_WORSE, "-rs", words)
@@ -511,6 +512,6 @@ def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(runs, stand_i
     ran.says("  why: *2 more pairs*", f"  do this: *{goes_on}", "opt-tiny: speed NOT JUDGED after 2 pairs*", "kv-bl*")
     assert len({m.launch for m in ran.measured()}) == 4
     again = runs.anew(NO_WORSE, words, goes_on, folder=ran.folder)
-    again.says("opt-tiny: * after 4 pairs*", "note: *goes on from 2 pairs*")
+    again.says("opt-tiny: * after 4 pairs*", "note: *continues from 2 pairs*")
     found = again.measured()
     assert len({m.launch for m in found}) == 8 and len({m.paired.gate for m in found}) == 1

@@ -25,7 +25,7 @@ def test_without_a_gpu_a_run_is_refused_and_a_plan_imagines_one_and_hidden_ones_
     runs.anew(SWEEP, "--slm-gpu").refuses("Driver Not Loaded", "--slm-cpu")
     plan = runs.anew(SWEEP, "--slm-gpu --slm-plan --slm-models=opt-1.3b")
     assert plan.ret == 0
-    plan.says("*start opt-1.3b (cuda, 90 s)*", "*note: no GPU here*140 GiB*")
+    plan.says("*start opt-1.3b (cuda, 90 s)*", "*note: no NVIDIA GPU found*140 GiB*")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     without.nvmlInit.side_effect = None
     host.visible_gpus.cache_clear()
@@ -88,7 +88,7 @@ MIXED = """
     def test_marked(): pass
 """
 PLAIN = "def test_plain(): pass\ndef test_other(): pass"
-LEFT_OUT = "slmserve leaves out {}: *pytest .*"
+LEFT_OUT = "slmserve: deselected {}: *pytest .*"
 
 
 @pytest.mark.parametrize(("source", "words", "counts", "line"), [
@@ -115,13 +115,13 @@ def test_claims_that_are_shipped_are_left_out_unless_strict_in_run_and_report(ru
     """What is shipped runs in a process of its own: modules of its tests may be imported here by other names."""
     ran = runs.anew({}, str(PLATEAU), NONE, process=True)
     assert ran.ret == 0 and ran.counts == {"passed": 3, "deselected": 6}
-    ran.says("slmserve leaves out 6 tests: *slm_strict*")
+    ran.says("slmserve: deselected 6 tests: *slm_strict*")
     for words, status, judged in (([], 0, False), (["--strict"], 1, True)):
         seen, out = ran.report(*words)
         found = "\nthroughput-plateau:" in out, "note: claims" not in out
         assert (seen, found) == (status, (judged, judged)), "as the run was"
     strict = runs.anew({}, str(PLATEAU), NONE, "-o", "slm_strict=1", process=True)
-    assert strict.ret == 1 and "slmserve leaves out" not in strict.out
+    assert strict.ret == 1 and "slmserve: deselected" not in strict.out
     strict.says(FAILS)
     own = runs(shipped("test_pareto_plateau"), NONE)
     assert own.ret == 1
@@ -150,14 +150,14 @@ def test_the_core_suite_on_a_cpu_has_a_sweep_a_job_and_a_gate_and_a_suite_has_th
     prices = [int(re.search(r"\[opt-tiny-kv-blocks\] \((\d+) s\)", each.out)[1]) for each in (core, gate)]
     assert prices[1] - prices[0] == 15
     whole = runs.anew({}, str(BENCHMARKS), words, "--slm-suite=all")
-    [told] = [line for line in whole.lines if line.startswith("slmserve leaves out")]
+    [told] = [line for line in whole.lines if line.startswith("slmserve: deselected")]
     number = int(re.search(r"\d+", told)[0])
     assert whole.ret == 0 and "--slm-gpu" in told and number > 100 and f" {number} deselected" in whole.out
     plan = "--slm-simulate --slm-plan --slm-concurrency=1 --slm-models=opt-125m"
     for words, count in (("", 1), ("--slm-suite=all", 2), ("test_inner.py", 2), (".", 1)):
         ran = runs(SUITES, plan, words)
         ran.says(f"*end: {count} item*")
-        assert ("slmserve leaves out 1 test: " in ran.out) is (count == 1)
+        assert ("slmserve: deselected 1 test: " in ran.out) is (count == 1)
 
 
 NOBODY = "--slm-ray=127.0.0.1:9"

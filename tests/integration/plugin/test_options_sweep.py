@@ -104,11 +104,11 @@ PLATEAU, UNDERUSED, CHEAPER = (f"test_{name}[opt-125m]" for name in ("plateau", 
 PLANTED = {
     "--slm-engine-arg=power_w=350": ([2, 2, 2, 2], 0, {}, []),
     "--slm-engine-arg=lost_from=16": ([2, 2, 2, 3], None, {},
-                                      ["*16 *degraded", "*degraded: concurrency 16: a sensor was lost*"]),
+                                      ["*16 *questionable", "*questionable: concurrency 16: a sensor was lost*"]),
     "--slm-engine-arg=slow_clock_from=16": ([2, 2, 2, 2], 0, {},
-                                            ["*16 *noisy", "noisy, kept: concurrency 16: *1600 MHz*"]),
+                                            ["*16 *noisy", "noisy (included): concurrency 16: *1600 MHz*"]),
     "--slm-engine-arg=hot_from=16": ([2, 2, 2, 3], 1, {POINTS[3]: "FAILED", PLATEAU: "INCONCLUSIVE"},
-                                     ["*0 of 3 measurements are valid, 2 are wanted: *", "*INVALID: concurrency 16*"]),
+                                     ["*0 of 3 measurements are valid, 2 are wanted: *", "*invalid: concurrency 16*"]),
     "--slm-engine-arg=sensors=false": ([2, 2, 2, 2], 10, {UNDERUSED: "INCONCLUSIVE", CHEAPER: "INCONCLUSIVE"}, []),
     "--slm-engine-arg=sm_occupancy=0.8": ([2, 2, 2, 2], 0, {UNDERUSED: "XFAIL"}, []),
     "-k 'not 8'": ([2, 2, 0, 2], 10, {PLATEAU: "INCONCLUSIVE"}, ["*inconclusive*not measured at concurrency 8*"]),
@@ -122,5 +122,5 @@ def test_what_cannot_be_trusted_is_measured_again_or_shown_and_claims_are_judged
     assert [ran.loads().count(n) for n in (1, 4, 8, 16)] == repeats and status in (None, ran.ret)
     found = {name: outcome for name, outcome in ran.outcomes.items() if outcome != "PASSED"}
     assert others.items() <= found.items() and {*found} & {*POINTS, PLATEAU} == {*others} & {*POINTS, PLATEAU}
-    assert "left out" not in ran.out or "noisy, kept" not in ran.out
+    assert "left out" not in ran.out or "noisy (included)" not in ran.out
     ran.says(*lines)

@@ -118,5 +118,5 @@ def test_two_runs_at_once_are_refused_with_the_name_of_the_first(pytest_run, tmp
         run = pytest_run("--slm-concurrency=1,2")
         assert run.end(within_s=START_S) == pytest.ExitCode.USAGE_ERROR
     assert f"this device is being measured by another run (process {os.getpid()}, since " in run.text
-    assert "try: wait until it ends" in run.text and "Traceback" not in run.text
+    assert "Wait until it ends" in run.text and "Traceback" not in run.text
     assert run.archived() == []

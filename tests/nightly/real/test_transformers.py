@@ -21,7 +21,7 @@ WORKLOAD = natural_workload()
 
 
 def test_how_likely_tokens_are_is_not_asked_of_transformers():
-    told = "is not asked how likely tokens are\n  try: the engine interface"
+    told = "is not asked how likely tokens are\n  Use the engine interface."
     with closing(BatchedEngine(batching_spec("static", stand_in()))) as engine, pytest.raises(EngineFailed, match=told):
         engine.scores(small_workload(), ((5, 6),))
 

@@ -91,7 +91,7 @@ def test_a_row_knows_where_it_stands_an_empty_line_is_none_and_names_and_values_
     (b"b,a,a,b\n1,2,3,4\n", ("'a'",)), (b'a,b\n"1,2\n', ("line 2",)),
     (b'{"a": 1', ("line 1",)), (b'{"a": 1}\n\n{"a": }', ("line 3",)), (b"[" * 100_000, ("line 1",)),
     (b"[1, 2]", ("result 1 ",)), (b'[{}, "a"]', ("result 2 ",)),
-    (b'{"kind":"session"', ("is an archive",)), (lzma.compress(b""), ("is an archive",)),
+    (b'{"kind":"session"', ("is a results file",)), (lzma.compress(b""), ("is a results file",)),
     (b"\xff\xfe\x00", ("UTF-8",)), (None, ("No such file",)),
 ])  # fmt: skip
 def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):
@@ -160,7 +160,8 @@ def test_values_that_cannot_be(cells, facts):
 
 @pytest.mark.parametrize(("name", "given_unit", "unit"), [
     ("a_itl_ms", None, 0.005), ("itl_s", None, 5.0), ("itl", "ms", 0.005), ("itl_s", "s", 5.0), ("a_per_s", "s", 5.0),
-    ("itl", None, "--latency-unit ms"), ("tok_per_s", None, "--latency-unit ms"), ("itl_ms", "s", "no --latency-unit"),
+    ("itl", None, "--latency-unit ms"), ("tok_per_s", None, "--latency-unit ms"),
+    ("itl_ms", "s", "Remove --latency-unit"),
 ])  # fmt: skip
 def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
     columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
@@ -206,9 +207,9 @@ MANY = [{"n": n, "itls": [n]} for n in range(20)]
 
 @pytest.mark.parametrize(("cells", "conditions", "facts", "hint"), [
     ([], [], [], "results"), (MANY, ["model=c"], ["'model'"], "one of n"),
-    (MANY, ["n=99"], ["--where n=99"], "n is 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"),
+    (MANY, ["n=99"], ["--where n=99"], "n has: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11"),
     (MANY, ["n=1", "n=2"], ["--where n=1 --where n=2"], "fewer conditions"),
-    (MANY, ["n=1", "n=99"], ["--where n=1 --where n=99"], "n is 0, 1"),
+    (MANY, ["n=1", "n=99"], ["--where n=1 --where n=99"], "n has: 0, 1"),
     (MANY, ["n"], ["n"], "NAME=VALUE"), (MANY, ["=a"], ["=a"], "NAME=VALUE"),
 ])  # fmt: skip
 def test_conditions_that_leave_nothing_say_what_there_is(cells, conditions, facts, hint):

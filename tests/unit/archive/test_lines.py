@@ -74,5 +74,5 @@ def test_a_file_that_unpacks_to_very_much_takes_little_memory(tmp_path, monkeypa
     with refused(path, "memory", kind=BadArchive):
         read(path)
     path.write_bytes(PACK[suffix](b" \n" * 9))
-    with refused(path, "not an archive", kind=BadArchive):
+    with refused(path, "not a results file", kind=BadArchive):
         read(path)

@@ -388,7 +388,7 @@ def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
     for path, why in (places | dict.fromkeys(map(Path, ("/dev/zero", "/dev/full", "/dev/null")), "device")).items():
         with refused(path, why, kind=BadArchive, hint="--slm-records"):
             read(path)
-        with refused(path, why, hint="--slm-records with another path"):
+        with refused(path, why, hint="another path with --slm-records"):
             Archive.open(path)
     with refused("No such file", kind=BadArchive):
         read(tmp_path / "missing.jsonl")
@@ -468,7 +468,7 @@ def test_an_archive_that_is_lost_without_a_measurement_or_a_wish_to_move_goes_no
     with Archive.open(three) as archive:
         archive.add(example(8))
         os.truncate(three, 10)
-        with refused(three, "shorter", hint="--slm-records with another path"):
+        with refused(three, "shorter", hint="another path with --slm-records"):
             archive.add(example(16))
     assert not [*elsewhere.iterdir()] and not archive.moved and len(three.read_bytes()) == 10
 
@@ -601,7 +601,7 @@ def test_a_run_that_is_not_there_or_not_the_only_one_is_refused_and_what_is_no_d
         chosen(runs(**TWO), "cccc")
     with refused("ab", "2 runs", hint="ab1, ab2"):
         chosen(runs(ab1=[], ab2=[]), "ab")
-    with refused("x", hint="an archive with runs"):
+    with refused("x", hint="a results file with runs"):
         store.run_named((), "x")
     with refused("'yesterday'", hint="--since"):
         chosen(runs(**TWO), "", "yesterday")

@@ -139,7 +139,7 @@ def test_the_page_has_the_advice_and_the_records_of_ours(of_ours, swept, tmp_pat
     ("--price-per-hour -1", ["--price-per-hour", "'-1'"]), ("--price-per-hour nan", ["--price-per-hour", "'nan'"]),
     ("--gpu-memory 80", ["--gpu-memory", "'80'", "40GiB"]), ("--max-model-len 0", ["--max-model-len", "'0'"]),
     ("--lora 64x9", ["--lora", "'64x9'"]), ("--model opt-2.7b", ["opt-2.7b"]),
-    ("--knob max_num_seqs", ["is an archive", "--knob"]),
+    ("--knob max_num_seqs", ["is a results file", "--knob"]),
 ])  # fmt: skip
 def test_wrong_usage_names_the_option(swept, tmp_path, capsys, words, facts):
     refused(said(capsys, "advise", swept, *words.split()), *facts)

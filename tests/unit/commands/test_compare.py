@@ -4,6 +4,7 @@ baselines hold what was valid, are listed, shown, and never overwritten unasked.
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,7 +157,9 @@ def test_endpoints_are_decided_by_calls_in_turns_whose_commands_are_named(tmp_pa
     ("--save --run a --run b c.jsonl", ["--save", "--run"]),
 ])  # fmt: skip
 def test_wrong_usage_names_the_option_and_what_to_type(before, capsys, words, facts):
-    refused(said(capsys, "compare", *words.split()), *facts, "try: ")
+    seen = said(capsys, "compare", *words.split())
+    refused(seen, *facts)
+    assert re.search(r"^  (try: .+|[A-Z].+\.)$", seen.err, re.MULTILINE)
 
 
 @in_checkout

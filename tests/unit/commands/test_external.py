@@ -101,7 +101,7 @@ def test_a_point_that_preempted_is_never_chosen_and_where_no_law_fits_the_other_
     assert found.b_opt["value"] == 256 and 512 not in found.sweeps[0]["pareto"]
     assert found.sweeps[0]["plateau"]["value"] is None
     (row,) = (row for row in found.rows if row[:1] == ["512"])
-    assert row[-1] == "NO" and "*" not in row and any("178 preemptions" in line for line in found.lines)
+    assert row[-1] == "invalid" and "*" not in row and any("178 preemptions" in line for line in found.lines)
     entry = found.points[-1]
     assert (entry["valid"], entry["output_tokens_per_s"]) == (False, 2 * law(512)) and len(entry["problems"]) == 1
     assert any("n 512" in note and "preempted" in note for note in found.notes)

@@ -172,7 +172,7 @@ def test_a_value_that_is_none_is_named_with_its_option(words, capsys):
     ("--request-rate 4 --burstiness -1", ["-1"]), ("--max-concurrency 4 --settle 1", ["--settle"]),
     ("--request-rate 4 --num-prompts 9 --settle 1", ["--settle"]),
     ("--request-rate 4 --trace-prefixes", ["--trace-prefixes", "--trace"]),
-    ("--request-rate 4 --turns 2", ["turn", "schedule"]), ("--max-concurrency 4 --think 2", ["thinks", "turns"]),
+    ("--request-rate 4 --turns 2", ["turn", "schedule"]), ("--max-concurrency 4 --think 2", ["--think", "turns"]),
     ("--max-concurrency 4 --attainment 0.5", ["--attainment", "--request-rate"]),
     ("--max-concurrency 4 --max-model-len 64", ["--max-model-len", "--lengths-from"]),
     ("--max-concurrency 4 --lengths-from t.csv --max-model-len 1", ["1 tokens"]),

@@ -115,7 +115,7 @@ def test_the_table_of_today_rules_and_what_the_run_expected_is_told(rows_today, 
     seen = found(capsys, path, status=status)["verdicts"]
     (verdict,) = (each for each in seen if each["claim"] == "throughput-plateau")
     assert (verdict["outcome"] == "unexpected") is bool(rows_today)
-    assert said(capsys, "report", path).words.count("its run expected that it") == 1
+    assert said(capsys, "report", path).words.count("expected result when recorded") == 1
 
 
 @in_checkout

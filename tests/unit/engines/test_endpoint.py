@@ -132,15 +132,15 @@ def test_what_a_server_refuses_is_not_asked_for(answered, words, without):
 
 @pytest.mark.parametrize(("answer", "told", "hint"), [
     ([Refusing("ignore_eos", '"model"')], r'422: no "model" here, Bearer \[hidden\]', "--extra-body"),
-    ((500, "text/plain", "no"), "500: no", "the server's own log"),
+    ((500, "text/plain", "no"), "500: no", "the server's log"),
     ((413, "text/plain", "no"), "413: no", "--extra-body"),
     ((401, "text/plain", "no"), "401: no", "SLM_ENDPOINT"),
     ((403, "text/plain", "no"), "403: no", "SLM_ENDPOINT"),
     ((404, "text/plain", "no"), "404: no", "the model as the server calls it"),
     ((307, "text/plain", "no"), "307: no", "the URL that it leads to"),
-    ((429, "text/plain", "no"), "429: no", "limits how much you ask"),
+    ((429, "text/plain", "no"), "429: no", "limits the rate"),
     ([raising(ssl.SSLCertVerificationError("self-signed"))], "does not answer: .*self-signed", "SSL_CERT_FILE=PATH"),
-    ([raising(ssl.SSLError("WRONG_VERSION_NUMBER"))], "does not answer: .*WRONG", "the URL of a server that runs"),
+    ([raising(ssl.SSLError("WRONG_VERSION_NUMBER"))], "does not answer: .*WRONG", "the server is running"),
     ((200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
 ])  # fmt: skip
 def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(answered, answer, told, hint):
@@ -155,7 +155,7 @@ def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(answ
     (["me/mine"], "sesame", None),
     (["base", "tuned"], "sesame", r"2 .*: base, tuned\n.*--model base"),
     (["me/mine"], "wrong", r"/v1/models .*\n.*--model NAME"),
-    (None, "sesame", r"/completions does not answer: refused"),  # nobody answers
+    (None, "sesame", r"cannot connect to http://host/v1/.*completions: refused"),  # nobody answers
 ])  # fmt: skip
 def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, answered, path, models, key, told):
     def ask(method, url, headers, body, within_s):

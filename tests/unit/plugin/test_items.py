@@ -109,7 +109,7 @@ WRONG = [
     ("slm_claim slm_model", {"claim": PLATEAU, "models": MODEL}, "'opt-125m'", "models=['opt-125m']"),
     ("slm_claim slm_model", {"claim": PLATEAU, "modles": [MODEL]}, "modles", "models"),
     ("slm_point", {"points": [(MODEL, 8)], "max_num_seqs": 8}, "max_num_seqs", "--slm-engine-arg"),
-    ("slm_point", {"points": [(MODEL, 8)], "needs": "tpu"}, "needs='tpu'", 'needs="gpu"'),
+    ("slm_point", {"points": [(MODEL, 8)], "needs": "tpu"}, "needs='tpu'", "needs='gpu'"),
     ("slm_point", {"points": [(MODEL, 8)], "ramp_up": "late"}, "ramp_up='late'", "burst"),
     *(
         ("slm_point", {"points": [(MODEL, 8)], "prefix_share": wrong}, "prefix_share", "0.5")

@@ -98,7 +98,7 @@ def test_repeats_of_a_load_are_one_section_with_an_interval_that_says_how_many_w
         sections = loads.load_sections(some, CRITERIA)
         assert len(sections) == count and all("of all repeats" in in_words([each]) for each in sections)
     text = in_words(loads.load_sections(counted, CRITERIA))
-    assert "INVALID: concurrency 8, 40 requests, repeat 3 of 4: 7 requests failed" in text
+    assert "invalid: concurrency 8, 40 requests, repeat 3 of 4: 7 requests failed" in text
     assert "of all repeats" not in in_words(loads.load_sections(at_rates, CRITERIA))
 
 

@@ -341,7 +341,9 @@ def test_a_gate_goes_on_with_its_whole_pairs_and_reads_its_archive_once(opened, 
     assert session.devices.pool.starts == in_turn(session, range(there + 1, 5))
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4] and gated.outcome is State.PASSES
     assert {m.paired.gate for m in stored(session)} == {gated.gate} == {before[0].paired.gate}
-    assert [f"goes on from {there} pair" in note for note in session.notes if "goes on" in note] == [True], "said once"
+    assert [f"continues from {there} pair" in note for note in session.notes if "continues from" in note] == [True], (
+        "said once"
+    )
     assert reads == [] and {*lefts} == {(0, 8 - 2 * there)} and launches_left(session, MODEL) == (0, 0)
 
 
@@ -355,7 +357,7 @@ def test_a_gate_that_asks_something_else_begins_anew(opened, other):
     one = OneGate(session, MODEL)
     assert one.id not in {m.paired.gate for m in stored(session)} and one.gated is None and one.found == []
     assert launches_left(session, MODEL)[1] == 8
-    assert sum("begins anew" in note for note in session.notes) == 1, "said once"
+    assert sum("starts again" in note for note in session.notes) == 1, "said once"
 
 
 @pytest.mark.parametrize(("launches", "given", "left", "anew"), [
@@ -367,7 +369,7 @@ def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_
         begun(opened, launches)
     session = opened(**given)
     assert [launches_left(session, MODEL) for _ in range(2)] == [left] * 2
-    said = [str(tmp_path / "a.jsonl") in note for note in session.notes if "begins anew" in note]
+    said = [str(tmp_path / "a.jsonl") in note for note in session.notes if "starts again" in note]
     assert said == [True] * anew
 
 

@@ -130,11 +130,11 @@ def test_it_goes_on_with_its_whole_pairs_and_another_one_begins_anew(opened):
     assert launches_left(session, MODEL) == (0, 8)
     gated = Gates(session).of(MODEL)
     assert [pair.number for pair in gated.pairs] == [1, 2, 3] and len(session.given) - 7 == 8
-    assert any("goes on from 1 pair of launches" in note for note in session.notes)
+    assert any("continues from 1 pair of launches" in note for note in session.notes)
     for other in ({"gate_caches": "warm"}, {"gate_launches": "apart", "concurrency": "8"}):
         session = opened(resume=True, **other)
         one_gate(session, MODEL)
-        assert any("begins anew" in note for note in session.notes)
+        assert any("starts again" in note for note in session.notes)
 
 
 def test_an_engine_that_does_not_sleep_leaves_waking_inconclusive_and_one_that_cannot_is_refused_before(opened):

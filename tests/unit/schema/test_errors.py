@@ -1,16 +1,20 @@
 """An error says what was seen and what to type, and a terminal obeys neither; commands name their own options; files
 are opened only if they are files, and locked by one at a time."""
 
+import ast
 import errno
 import os
+import re
 import resource
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 
 import pytest
 from campaign import LINKS
 from refusals import refused
+from shipped import PACKAGE
 
 from pytest_slmserve.schema import errors
 from pytest_slmserve.schema.errors import BadArchive, BadUsage, DeviceBusy, EngineFailed, SlmError, to_install
@@ -24,6 +28,7 @@ PLACES = {"nothing": (None, None), "file": (None, None), "link": (errno.ELOOP, N
 def test_an_error_is_its_problem_and_its_hint_obeys_nothing_and_installs_packages_by_their_own_names():
     error, bare = SlmError("a\n::error::it said \x1b[2J", "not \x07"), SlmError("a")
     assert (error.problem, error.hint) == (r"a\n::error::it said \x1b[2J", r"not \x07")
+    assert str(SlmError("a", "Use b.")) == "a\n  Use b."
     assert str(error) == f"{error.problem}\n  try: not \\x07" and (str(bare), bare.hint, bare.cause) == ("a", "", "a")
     assert EngineFailed(f"/a/log{errors.ENDS_WITH}line{errors.ENDS_WITH}more").cause == "/a/log"
     extras = {"asv", "benchmark", "hub", "ray", "report", "sharegpt", "vllm"}
@@ -157,3 +162,31 @@ def test_a_lock_is_shared_only_if_both_say_so_and_no_file_or_cache_has_an_odd_na
         monkeypatch.setenv("XDG_CACHE_HOME", told)
         found = errors.user_cache(), errors.user_cache("vllm")
         assert found == (Path(cache, "pytest-slmserve"), Path(cache, "vllm"))
+
+
+KINDS = {"SlmError", *(kind.__name__ for kind in SlmError.__subclasses__()), "DeviceBusy"}
+COMMANDS = {"slmserve", "pip", "rm", "unset", "assert", "nvidia-smi", "systemctl", "slm_engine.run(...)"}
+NOT_A_VERB = {"A", "An", "The", "One", "No", "Another", "More", "Other", "Its", "It", "They", "This", "That", "There"}
+
+
+def hints_of(source: str) -> Iterator[str]:
+    """Literal hints of errors, with "{}" in place of values."""
+    for call in ast.walk(ast.parse(source)):
+        match call:
+            case ast.Call(ast.Name(name), [_, ast.Constant(str(text))]) if name in KINDS:
+                yield text
+            case ast.Call(ast.Name(name), [_, ast.JoinedStr(parts)]) if name in KINDS:
+                yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in parts)
+
+
+def test_each_hint_is_a_sentence_or_a_command():
+    sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "other_gpu.py"]
+    found = list(chain.from_iterable(map(hints_of, sources)))
+    assert len(found) > 200
+    wrong = []
+    for hint in found:
+        first = hint.split()[0]
+        is_sentence = hint.endswith(".") and first.isalpha() and first.istitle() and first not in NOT_A_VERB
+        if not is_sentence and not re.search(r"[-={}\[(:/@`]", first) and first not in COMMANDS:
+            wrong.append(hint)
+    assert wrong == []

@@ -213,8 +213,8 @@ def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
 @pytest.mark.parametrize(("arguments", "facts"), [
     ({"max_num_batched_tokens": 1023}, ("1023", "1024")), ({"max_num_batched_tokens": 1024}, None),
     ({"max_num_batched_tokens": 64, "max_num_seqs": 64}, None), ({"max_num_seqs": 9000}, ("9000", "8192")),
-    ({"speculative_config": None}, None), ({"speculative_config": "ngram"}, ("no object", "'ngram'")),
-    ({"speculative_config": "{}"}, ("no object",)),
+    ({"speculative_config": None}, None), ({"speculative_config": "ngram"}, ("not an object", "'ngram'")),
+    ({"speculative_config": "{}"}, ("not an object",)),
     ({"speculative_config": '{"num_speculative_tokens": 3}'}, ("method",)),
     ({"speculative_config": '{"method": "ngram"}'}, ("num_speculative_tokens", "None")),
     ({"speculative_config": '{"method": "ngram", "num_speculative_tokens": 0}'}, ("num_speculative_tokens 0",)),

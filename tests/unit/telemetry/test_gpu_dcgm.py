@@ -329,7 +329,7 @@ def test_what_is_not_there_is_named_and_leaves_nothing_behind(engine, spoil, uui
 
 @pytest.mark.parametrize("text", ["raise ImportError('no ctypes')", "def broken(:", "import not_there_at_all"])
 def test_missing_or_broken_bindings_are_no_source_and_those_that_warn_are_one(engine, monkeypatch, text):
-    with refused(f"{engine.folder}/four or {engine.folder}/three", kind=SensorFailed, hint="install DCGM"):
+    with refused(f"{engine.folder}/four or {engine.folder}/three", kind=SensorFailed, hint="Install DCGM"):
         open_dcgm(GPU, interval_s=0.25, folders=[engine.folder / "four", engine.folder / "three"])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     agent = sys.modules.pop("dcgm_agent")

@@ -192,7 +192,7 @@ def test_a_ramp_of_equal_rates_is_one_step(seed, steps, burstiness):
     ([(1, 0)], {"requests": 1}, ("1 requests", "0 s"), "seconds above 0"),
     ([(1, 1), (-1, 1)], {}, ("-1 requests",), "finite rate of 0 or more"),
     ([(1, 1)], {"burstiness": 0}, ("burstiness of 0",), "burstiness=1"),
-    ([(1, 1)], {"burstiness": 0.0099}, ("0.0099",), "0.01 at least"),
+    ([(1, 1)], {"burstiness": 0.0099}, ("0.0099",), "at least 0.01"),
     ([(1, 1)], {"burstiness": math.nan}, ("nan",), "burstiness=1"),
 ])  # fmt: skip
 def test_bad_input_says_what_to_type(steps, more, facts, hint):
@@ -275,7 +275,7 @@ def test_a_damaged_line_is_named_after_all_before_it(trace, before, damaged):
     with refused(f"line {before.count(chr(10)) + 1} ", path, kind=BadDataset, hint="whole copy"):
         next(rows)
     first, second, third, *_ = AZURE.splitlines()
-    with refused("line 3 ", kind=BadDataset, hint="sorted by time"):
+    with refused("line 3 ", kind=BadDataset, hint="Sort the file by time."):
         list(read_trace(trace("\n".join([first, third, second]))))
 
 

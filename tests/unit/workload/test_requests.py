@@ -149,7 +149,7 @@ def test_natural_lengths_are_not_used_twice_take_no_time_and_those_of_a_trace_ar
     spec = WorkloadSpec("trace-lengths", str(path), requests=100, seed=5, **NATURAL)
     built = build_workload(spec, OPT)
     assert set(lengths_of(built.requests)) == {*rows[:3]}, "a model of 2048 tokens takes no request of 2049"
-    assert "day.csv" in built.source and "1 left out" in built.source
+    assert "day.csv" in built.source and "1 skipped as too long" in built.source
     assert build_workload(replace(spec, seed=6), OPT).hash != built.hash
     with refused("2 tokens", kind=BadDataset, hint="--max-model-len"):
         build_workload(spec, replace(OPT, positions=2))

@@ -162,7 +162,7 @@ def test_an_slo_is_the_same_after_its_words(ttft, tpot, e2e):
     ("", "''", "ttft:200ms,tpot:50ms,e2e:5s"), ("ttft:200ms,", "''", "ttft:200ms"),
     ("ttft:200ms tpot:50ms", "'ttft:200ms tpot:50ms'", "ttft:200ms,tpot:50ms"),
     *((text, repr(text), "ttft:200ms") for text in ("ttft", "ttft:200us", "ttft:-5ms", "ttft:nanms")),
-    ("ttft:200", "'ttft:200'", "ttft:200ms, or ttft:200s"), ("ttft:0ms", "0.0 s", "ttft:200ms"),
+    ("ttft:200", "'ttft:200'", "Write ttft:200ms or ttft:200s."), ("ttft:0ms", "0.0 s", "ttft:200ms"),
     ("e2el:5s", "'e2el'", "ttft, tpot, itl, e2e"), ("ttft:1s,ttft:2s", "ttft", "ttft:200ms"),
     ("itl:5ms", "", "tpot:50ms"),
     *((bounds, "", "") for bounds in ({}, {"ttft_s": 0}, {"ttft_s": math.inf}, {"e2e_s": math.nan}, {"itl_s": 1})),

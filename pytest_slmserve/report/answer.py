@@ -1,0 +1,132 @@
+"""Five lines on a whole run: the answer, why it is so, one command, what it rests on, and where the evidence is."""
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from itertools import chain
+from operator import itemgetter
+
+from pytest_slmserve.analysis.points import JobPoint, Point, engines, point_differences
+from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report import gate
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.section import FiveLines
+from pytest_slmserve.report.text_table import counted, figure
+from pytest_slmserve.report.verdicts import SURPRISES, by_outcome, inconclusive, tally, unexpected
+from pytest_slmserve.schema.records import SIMULATED
+
+VERDICT = re.compile(r"<fails: (.*)>")  # in the message of an assertion
+ERROR = re.compile(r"(\w+): ")
+OPEN = "inconclusive"
+
+
+def answer_of(found: Findings) -> FiveLines | None:
+    """Return the five lines of a run. Between gates and everything else the worse outcome decides. Return None if the
+    run measured and judged nothing."""
+    rest = rest_lines(found)
+    if not found.gates:
+        return rest
+    outcome = gate.worst_of(found.gates).outcome
+    if rest and gate.WORST.index(state_of(found) or State.PASSES) < gate.WORST.index(outcome):
+        return rest
+    return gate.five_lines(found.gates, found)
+
+
+def state_of(found: Findings) -> State | None:
+    """Return the worst outcome of claims and tests, or None if the run judged nothing."""
+    outcomes = {each.outcome for each in found.outcomes}
+    if found.failed or "unexpected" in outcomes:
+        return State.FAILS
+    if found.inconclusive or OPEN in outcomes:
+        return State.INCONCLUSIVE
+    return State.PASSES if found.judged else None
+
+
+def rest_lines(found: Findings) -> FiveLines | None:
+    """Return the five lines of everything in a run except its gates."""
+    points: list[Point] = [*chain.from_iterable(curve.points for curve in found.curves), *found.shared, *found.jobs]
+    state, kinds = state_of(found), by_outcome(found.outcomes)
+    if state is None and not points:
+        return None
+    best = measured_text(found)
+    judged = f"claims: {tally(kinds)}" if found.judged else ""
+    if state is State.FAILS:
+        first = next(iter([*unexpected(kinds), *map(failure_text, sorted(found.failed, key=is_error))])).removeprefix(
+            "failed: "
+        )
+        surprises = sum(len(kinds[words]) for words in SURPRISES)
+        count = max(len(found.failed), surprises)
+        broken = "unexpected" not in {each.outcome for each in found.outcomes} and all(map(is_error, found.failed))
+        word = "ERROR" if broken else "FAILS"  # what broke off is no verdict
+        answer = f"{word}: {first}{f'; the first of {count} failures' if count > 1 else ''}"
+    elif state is State.INCONCLUSIVE:
+        first = next(iter([*found.inconclusive, *inconclusive(kinds, found.curves)]))
+        answer = f"INCONCLUSIVE: {first.replace(': inconclusive, ', ': ')}"
+    else:
+        answer = f"{'PASSES' if state else 'MEASURED'}: {best or 'all is as expected'}"
+    why = "; ".join(filter(None, (judged, best if state in (State.FAILS, State.INCONCLUSIVE) else "")))
+    page = f"page: {found.page}" if found.page else ""
+    where = "; ".join(filter(None, (found.shown_again, page)))
+    look = gate.LOOKS[state] if state else "open"
+    return FiveLines(answer, why, next_command(found, state), trust_text(found, points), where, look)
+
+
+def is_error(failed: str) -> bool:
+    """Return whether a failed test ended with an error in place of a verdict or an assertion."""
+    kind = ERROR.match(failed.partition(": ")[2])
+    return kind is not None and kind[1] not in ("AssertionError", "Failed")
+
+
+def failure_text(failed: str) -> str:
+    name, _, message = failed.partition(": ")
+    verdict = VERDICT.search(message)
+    return f"{name.rpartition('::')[2]}: {verdict[1] if verdict else message}"
+
+
+def measured_text(found: Findings) -> str:
+    """Return the highest throughput that was measured, with its load."""
+    series: list[tuple[str, Sequence[Point]]] = [(label, curve.valid) for curve, label in found.labelled if curve.valid]
+    series = series or [(engines(p.models), [p]) for p in found.shared if p.valid]
+    series = series or [(p.model, [p]) for p in found.jobs if p.valid]
+    known = [(label, point, rate, of) for label, of in series for point in of if (rate := point.output_tokens_per_s)]
+    if not known:
+        return ""
+    label, point, rate, of = max(known, key=itemgetter(2))
+    load = f"at concurrency {point.concurrency}"
+    if isinstance(point, JobPoint):
+        load = f"for {point.requests:,} requests"
+    seen = point_differences(of).mean(of.index(point)).mapped(math.exp)
+    sure = "" if seen.low is None else f" (95 %: {figure(seen.low)} to {figure(seen.high)})"
+    several = f", the most of {counted(len(known), 'point')}" if len(known) > 1 else ""
+    return f"{label} reaches {figure(rate)} {found.unit}s/s{sure} {load}{several}"
+
+
+def next_command(found: Findings, state: State | None) -> str:
+    """Return the command that follows: show what fails, measure again what is inconclusive, or keep what passes."""
+    if state is State.INCONCLUSIVE and found.command:
+        there = max((len(point.repeats) for curve in found.curves for point in curve.points), default=1)
+        words = [word for word in shlex.split(found.command) if not word.startswith("--slm-repeats")]
+        return shlex.join([*words, "--slm-resume", f"--slm-repeats={2 * there}"])
+    if state is not State.FAILS and "--slm-simulate" in found.command:
+        return found.command.replace("--slm-simulate", "--slm-gpu")
+    if state is not State.FAILS and found.curves and found.archives:
+        return f"{found.shown_again.replace(' report ', ' compare ', 1)} --save"
+    if state is State.FAILS and found.command:
+        return f"{found.command} -v"
+    return found.shown_again or "rerun with -v to see all tables"
+
+
+def trust_text(found: Findings, points: Sequence[Point]) -> str:
+    """Return what the answer rests on: points, repeats, hosts, and points that the host disturbed."""
+    used = [m for point in points for group in point.used for m in group]
+    if not used:
+        return "" if points else "nothing was measured for it"
+    simulated = any(m.environment.platform == "simulated" for m in used)
+    repeats = sorted({len(point.repeats) for point in points})
+    each = " to ".join(map(str, dict.fromkeys([repeats[0], repeats[-1]])))
+    made = f"{counted(len(points), 'point')} of {each} repeat{'s' * (repeats[-1] != 1)} each"
+    hosts = counted(len({m.environment.host for m in used}), "host")
+    disturbed = sum(bool(point.noise or point.degraded or not point.valid or point.left_out) for point in points)
+    texts = [*([SIMULATED] if simulated else []), f"{made}, on {hosts}", f"{disturbed} of them disturbed"]
+    return "; ".join(texts)

@@ -1,0 +1,49 @@
+"""Five lines of a whole run: the worst outcome decides, an error is no verdict, and one command follows."""
+
+import pytest
+from launches import pairs
+from planted import gated, lawful
+from strategies import FAILS, INCONCLUSIVE, PASSES, job_point
+
+from pytest_slmserve.analysis.claims.table import ClaimRow
+from pytest_slmserve.analysis.verdict import State, Verdict
+from pytest_slmserve.report.answer import answer_of
+from pytest_slmserve.report.findings import Findings
+
+TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit")
+SWEPT = {"curves": [lawful((64, 128, 256, 512))], "archives": ["a.jsonl"], "command": "pytest --slm-gpu"}
+GOOD, BAD = ([gated(pairs(4, speed=speed))] for speed in (1.0, 0.9))
+ERROR = "test_a.py::test_b[m-4]: EngineFailed: it died"
+BROKEN = "test_a.py::test_b[m-4]: AssertionError: assert <fails: ttft [m]: 900 ms, limit 200 ms>"
+
+
+def judged(state: State, row: ClaimRow | None = None):
+    return (Verdict("throughput-plateau", "opt-1.3b", state, "because of this"), row)
+
+
+@pytest.mark.parametrize(("found", "answer", "do_this"), [
+    (SWEPT, "MEASURED: opt-1.3b reaches 9,201 tokens/s (95 %: ", "slmserve compare a.jsonl --save"),
+    ({"jobs": [job_point()]}, "MEASURED: opt-6.7b reaches", "rerun with -v"),
+    ({**SWEPT, "command": "pytest --slm-simulate"}, "MEASURED", "pytest --slm-gpu"),
+    ({"judged": [judged(PASSES), judged(FAILS, TO_FAIL)]}, "PASSES: all is as expected", "rerun with -v"),
+    ({**SWEPT, "judged": [judged(FAILS)]}, "FAILS: throughput-plateau, opt-1.3b: because of this", "--slm-gpu -v"),
+    ({**SWEPT, "judged": [judged(PASSES, TO_FAIL)]}, "FAILS: unexpected pass: throughput-plateau", "-v"),
+    ({**SWEPT, "judged": [judged(INCONCLUSIVE)]}, "INCONCLUSIVE: throughput-plateau (opt-1.3b): because",
+     "pytest --slm-gpu --slm-resume --slm-repeats=4"),
+    ({"inconclusive": ["test_a.py::test_b: open"], "judged": [judged(PASSES)]}, "INCONCLUSIVE: test_a.py::test_b", ""),
+    ({**SWEPT, "failed": [BROKEN]}, "FAILS: test_b[m-4]: ttft [m]: 900 ms, limit 200 ms", "-v"),
+    ({**SWEPT, "failed": [ERROR]}, "ERROR: test_b[m-4]: EngineFailed: it died", "-v"),
+    ({**SWEPT, "failed": [ERROR, BROKEN]}, "FAILS: test_b[m-4]: ttft [m]: 900 ms, limit 200 ms; the first of 2", "-v"),
+    ({**SWEPT, "gates": GOOD}, "PASSES: the candidate serves", "the candidate may replace the baseline"),
+    ({**SWEPT, "gates": GOOD, "judged": [judged(FAILS)]}, "FAILS: throughput-plateau", "-v"),
+    ({**SWEPT, "gates": BAD, "judged": [judged(FAILS)]}, "FAILS: the candidate serves", "slm_profile"),
+])  # fmt: skip
+def test_worst_outcome_is_the_answer(found, answer, do_this):
+    five = answer_of(Findings(**found))
+    assert five is not None and five.answer.startswith(answer) and do_this in five.do_this, five
+    assert five.look == {"P": "good", "F": "bad", "E": "bad"}.get(five.answer[0], "open")
+    assert ("slmserve report a.jsonl" in five.where) is ("archives" in found) and "\n" not in "".join(five.below)
+
+
+def test_nothing_has_no_answer():
+    assert answer_of(Findings()) is None
