@@ -332,8 +332,8 @@ class Options(NamedTuple):
         "no intervals)"
     )
     budget: int | None = opt(whole_number, None, "S").described(
-        "maximum seconds per model for repeats while a claim is inconclusive; an adaptive sweep also skips loads beyond "
-        "a budget that you give (default depends on the mode)"
+        "maximum seconds per model for repeats while a claim is inconclusive; an adaptive sweep also skips loads "
+        "beyond a budget that you give (default depends on the mode)"
     )
     input_len: int | Literal["natural"] | None = opt(length, None, "N").described(
         "prompt tokens per request, or natural: the ShareGPT length distribution (default depends on the mode)"
