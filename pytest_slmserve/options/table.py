@@ -309,7 +309,7 @@ class Options(NamedTuple):
         "on the mode)"
     )
     suite: errors.Suite = opt(errors.Suite, "core", "NAME").described(
-        "built-in tests to run: core (at most 13 minutes on a GPU), papers (all published claims), or all"
+        "built-in tests to run: core (planned for 13 minutes on a GPU), papers (all published claims), or all"
     )
     plan: bool = flag("print tests, engines, order and expected seconds without running anything")
     allow_inconclusive: bool = flag("exit with status 0 instead of 10 if results are inconclusive and nothing fails")

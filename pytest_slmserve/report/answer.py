@@ -18,6 +18,7 @@ from pytest_slmserve.schema.records import SIMULATED
 
 VERDICT = re.compile(r"<fails: (.*)>")  # in the message of an assertion
 ERROR = re.compile(r"(\w+): ")
+OPTION = re.compile(r"(--slm-[a-z-]+)(?: (full|\d+)\b)?")
 OPEN = "inconclusive"
 
 
@@ -105,9 +106,11 @@ def measured_text(found: Findings) -> str:
 def next_command(found: Findings, state: State | None) -> str:
     """Return the command that follows: show what fails, measure again what is inconclusive, or keep what passes."""
     if state is State.INCONCLUSIVE and found.command:
-        there = max((len(point.repeats) for curve in found.curves for point in curve.points), default=1)
-        words = [word for word in shlex.split(found.command) if not word.startswith("--slm-repeats")]
-        return shlex.join([*words, "--slm-resume", f"--slm-repeats={2 * there}"])
+        first = next(inconclusive(by_outcome(found.outcomes), found.curves), "")  # which names options that resolve it
+        more = {name: f"{name}={value}" if value else name for name, value in OPTION.findall(first)}
+        more = more or {"--slm-resume": "--slm-resume"}
+        words = [word for word in shlex.split(found.command) if word.partition("=")[0] not in more]
+        return shlex.join([*words, *more.values()])
     if state is not State.FAILS and "--slm-simulate" in found.command:
         return found.command.replace("--slm-simulate", "--slm-gpu")
     if state is not State.FAILS and found.curves and found.archives:

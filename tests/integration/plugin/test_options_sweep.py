@@ -35,7 +35,7 @@ SWEPT = {
     "what decides": ("", SWEEP, [1, 4, 8, 16, 64], 0, {"passed": 6, "skipped": 2}, [
         "slmserve: *; adaptive sweep; *", "*measured: 5 points (*, 2 planned*, 1 to 2 repeats*",
         "*not measured, predicted: tokens/s 1,3?? at 2, 1,9?? at 32 *", "plateau *from concurrency 8*",
-        "*passes*opt-125m*plateau from concurrency 8*(adaptive*", "SKIPPED*adaptive*1,3?? tokens/s (*"]),
+        "*passed*opt-125m*plateau from concurrency 8*(adaptive*", "SKIPPED*adaptive*1,3?? tokens/s (*"]),
     "any item": ("-k '64 or plateau'", SWEEP, [1, 4, 8, 16, 64], 0, {"passed": 2, "deselected": 6}, []),
     "a named point": ("", SWEEP + NAMED, [1, 2, 4, 8, 16, 64], 0, {"passed": 7, "skipped": 2}, []),
     "an invalid load": ("--slm-engine-arg=fail_at=64", SWEEP, [1, 4, 8, 32, 64], 1,
@@ -62,7 +62,10 @@ def test_an_adaptive_sweep_measures_what_decides_and_skips_the_rest(runs, case):
 def test_noise_that_takes_too_long_says_how_to_go_on_and_a_plan_is_the_most_that_may_be_measured(runs):
     noisy = "--slm-engine-arg=noise=0.05 --slm-engine-arg=b_half=6 -o slm_report=summary --slm-budget=0"
     ran = runs(SWEEP, ADAPTIVE, noisy)
-    assert ran.ret == 10 and "inconclusive, --slm-sweep full with --slm-resume " in " ".join(ran.out.split())
+    assert ran.ret == 10 and "--slm-sweep full with --slm-resume " in " ".join(ran.out.split())
+    assert "INCONCLUSIVE: throughput-plateau" in ran.out and "--slm-sweep=full --slm-resume" in " ".join(
+        ran.out.split()
+    )
     runs(SWEEP, ADAPTIVE, "--slm-plan").says("*test_point?opt-125m-2? (* s)", "note: *adaptive*at most*")
     assert "at most" not in runs(SWEEP, FULL, "--slm-plan").out
 
