@@ -392,7 +392,7 @@ def test_noise_is_of_one_load_on_both_sides_and_what_one_side_alone_has_is_told(
     (BASELINE, candidate(1.0, failures=1), ("this run", "invalid", 1)),
     (repeats([1000, 1001], preempted=1), candidate(1.0), ("baseline", "invalid", 1)),
     (BASELINE, candidate(1.0, columns={**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}),
-     ("this run", "degraded", 3)),
+     ("this run", "questionable", 3)),
     # Missing data never passes, however fast.
     *((BASELINE, having(FASTER, **{part: {name: None}}), ("not known",)) for part, name in (
         *(("environment", name) for name in ("platform", "gpu_name", "gpu_memory_bytes", "driver", "cpu", "cores")),
