@@ -84,10 +84,10 @@ def run_four(case: Case, records: str, planted: str, *more: str) -> Callable[[],
 def change_disk(case: Case, records: str, statuses: tuple[int, ...], planted: str = "nothing") -> None:
     """A run of four points, whose measurements are in the archive, or in the second file that it names."""
     seen = case.fork(run_four(case, records, planted))
-    made = seen.text.count("MEASURED")
+    made = len(re.findall(r"MEASURED(?!:)", seen.text))
     second = next(case.temporary.glob(SECOND), None)
     case.records = str(second or records)
-    said = rf"cannot write to [^;]*;\s+all\s+measurements[^$]*archive: {second}"
+    said = rf"report\s+{second}[^$]*cannot write to [^;]*;\s+all\s+measurements"
     case.judge("disk", seen, statuses, said if second else "", kept=made, may_stay=[SECOND])
     assert made == (0 if seen.status == 4 else 4), seen.text
     assert bool(second) == (seen.status == 1), seen.text

