@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from pytest_slmserve.analysis.points import JobPoint, Point, engines, point_differences
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.report import gate
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.section import FiveLines
@@ -16,9 +17,10 @@ from pytest_slmserve.report.text_table import counted, figure
 from pytest_slmserve.report.verdicts import SURPRISES, by_outcome, inconclusive, tally, unexpected
 from pytest_slmserve.schema.records import SIMULATED
 
-VERDICT = re.compile(r"<fails: (.*)>")  # in the message of an assertion
+VERDICT = re.compile(r"<(?:fails|inconclusive): (.*?)(?:>|$)")  # in the message of an assertion
 ERROR = re.compile(r"(\w+): ")
 OPTION = re.compile(r"(--slm-[a-z-]+)(?: (full|\d+)\b)?")
+WITHOUT_VALUE = {opt.flag for opt in OPTS if opt.is_flag or opt.bare}
 OPEN = "inconclusive"
 
 
@@ -62,7 +64,7 @@ def rest_lines(found: Findings) -> FiveLines | None:
         word = "ERROR" if broken else "FAILS"  # what broke off is no verdict
         answer = f"{word}: {first}{f'; the first of {count} failures' if count > 1 else ''}"
     elif state is State.INCONCLUSIVE:
-        first = next(iter([*found.inconclusive, *inconclusive(kinds, found.curves)]))
+        first = next(iter([*map(failure_text, found.inconclusive), *inconclusive(kinds, found.curves)]))
         answer = f"INCONCLUSIVE: {first.replace(': inconclusive, ', ': ')}"
     else:
         answer = f"{'PASSES' if state else 'MEASURED'}: {best or 'all is as expected'}"
@@ -107,7 +109,8 @@ def next_command(found: Findings, state: State | None) -> str:
     """Return the command that follows: show what fails, measure again what is inconclusive, or keep what passes."""
     if state is State.INCONCLUSIVE and found.command:
         first = next(inconclusive(by_outcome(found.outcomes), found.curves), "")  # which names options that resolve it
-        more = {name: f"{name}={value}" if value else name for name, value in OPTION.findall(first)}
+        named = [(name, value) for name, value in OPTION.findall(first) if value or name in WITHOUT_VALUE]
+        more = {name: f"{name}={value}" if value else name for name, value in named}
         more = more or {"--slm-resume": "--slm-resume"}
         words = [word for word in shlex.split(found.command) if word.partition("=")[0] not in more]
         return shlex.join([*words, *more.values()])

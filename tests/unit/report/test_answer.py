@@ -30,7 +30,7 @@ def judged(state: State, row: ClaimRow | None = None):
     ({**SWEPT, "judged": [judged(PASSES, TO_FAIL)]}, "FAILS: unexpected pass: throughput-plateau", "-v"),
     ({**SWEPT, "judged": [judged(INCONCLUSIVE)]}, "INCONCLUSIVE: throughput-plateau (opt-1.3b): because",
      "pytest --slm-gpu --slm-resume"),
-    ({"inconclusive": ["test_a.py::test_b: open"], "judged": [judged(PASSES)]}, "INCONCLUSIVE: test_a.py::test_b", ""),
+    ({"inconclusive": ["test_a.py::test_b: open"], "judged": [judged(PASSES)]}, "INCONCLUSIVE: test_b", ""),
     ({**SWEPT, "failed": [BROKEN]}, "FAILS: test_b[m-4]: ttft [m]: 900 ms, limit 200 ms", "-v"),
     ({**SWEPT, "failed": [ERROR]}, "ERROR: test_b[m-4]: EngineFailed: it died", "-v"),
     ({**SWEPT, "failed": [ERROR, BROKEN]}, "FAILS: test_b[m-4]: ttft [m]: 900 ms, limit 200 ms; the first of 2", "-v"),
