@@ -28,7 +28,7 @@ COMMANDS = {  # by what a user wants: each is added by the function add_NAME of 
     },
     "decide": {
         "advise": "advise the batch, the memory and the number of engines to serve with",
-        "predict": "predict throughput on a GPU that is not here, from sweeps on another",
+        "predict": "predict throughput and latency of a model on a GPU and a host that are not here",
         "bisect": "find the first slow release of vLLM between two, by gates",
         "pairs": "tell whether a candidate is slower, from pairs of measurements of any tool",
     },
