@@ -28,7 +28,7 @@ from scipy.optimize import least_squares, linprog, nnls
 from scipy.sparse import lil_matrix
 
 from pytest_slmserve.analysis.advice import two_laws
-from pytest_slmserve.analysis.advice.two_laws import HostCost, Laws, Seen, card_work, factors, host_work, times_of
+from pytest_slmserve.analysis.advice.two_laws import HostCost, Laws, Seen, card_work, factors, host_work, step_times
 from pytest_slmserve.archive.store import read
 
 FILE, PAGE = CHECKOUT / "pytest_slmserve/analysis/advice/two_laws.json", CHECKOUT / "docs/predict.md"
@@ -155,10 +155,10 @@ def errors_of(number: int) -> list[Error]:
             continue
         records = [] if "model" in unseen else [r for r in learnt if r.model == row.model]
         card, host = factors(row.setting, records, laws)
-        measured = times_of(row.setting, laws, row.seconds * row.busy / times_of(row.setting, laws).card_s)
+        measured = step_times(row.setting, laws, row.seconds * row.busy / step_times(row.setting, laws).card_s)
         effect = math.log(row.seconds / measured.seconds) / max(measured.host_share, 0.5)
         for cost in {row.cost, None}:
-            law = times_of(row.setting, laws, card, host * laws.slower(cost))
+            law = step_times(row.setting, laws, card, host * laws.slower(cost))
             seconds, kernels = math.log(row.seconds / law.seconds), math.log(row.seconds * row.busy / law.card_s)
             mean, point = law.seconds / row.setting.work.output_tokens, row.point
             steady = point.ttft_s and point.tpot_s and not row.setting.together
@@ -280,7 +280,7 @@ def study() -> tuple[Laws, str, Bars]:
         )
     )
     laws, off = fitted(every)
-    q = replace(laws, spread=spread, latency=latency_of(of[ANY], spread))
+    q = replace(laws, spread=spread, latency=latency_of(of[ANY], spread), cards=sorted({r.gpu for r in every}))
     parts.append(f"The laws fit {len(every)} rows with a median error of {percents([*off])} %; q is {q.sharpness:.1f}.")
     return q, "\n\n".join(parts) + "\n", bars
 

@@ -21,13 +21,13 @@ from typing import Any, Literal
 
 import psutil
 
-from pytest_slmserve.analysis.advice.two_laws import LAWS, PYTHON, gpu_named, host_cost, predicted, steady_settings
+from pytest_slmserve.analysis.advice.two_laws import LAWS, PYTHON, gpu_named, host_cost, predict_load, steady_settings
 from pytest_slmserve.analysis.estimates import percentile
 from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command, say
 from pytest_slmserve.engines.device_lock import holder_of, lock_path, open_lock
 from pytest_slmserve.options.read import read_options
 from pytest_slmserve.report.text_table import counted, folded, hanging
-from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache
+from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache, write_file
 from pytest_slmserve.schema.models import CATALOGUE, OF_MONTH
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
@@ -439,18 +439,13 @@ def tell_host_cost(python: str, path: Path) -> int:
              f"{1e3 * cost.middle_s:.2f} ms (median): it prepares a step in {slower}"]  # fmt: skip
     for name in EXAMPLES:
         settings = steady_settings(EngineSpec(name, kv_cache_bytes=0), *LENGTHS, gpu)
-        shares = [predicted(setting, (), cost) for setting in settings if setting.load in SHOWN]
+        shares = [predict_load(setting, (), cost) for setting in settings if setting.load in SHOWN]
         at = ", ".join(f"{each.card_share:.2f} at {each.setting.load}" for each in shares)
         found.append(f"{name} on {gpu.family}: this host will serve of what the card can {at} concurrent requests")
     if path != Path():
         here = host.this_host("cuda")
         whose = {"cpu": here.cpu, "cores": here.cores, "host": here.host}
-        try:
-            path.write_text(
-                json.dumps({"python": version, **asdict(cost), "pieces": len(pieces), **whose}) + "\n", "utf-8"
-            )
-        except OSError as error:
-            raise BadUsage(f"{path}: {error.strerror}", "a file in a folder where we may write") from None
+        write_file(path, json.dumps({"python": version, **asdict(cost), "pieces": len(pieces), **whose}) + "\n")
         found.append(f"for another GPU: slmserve predict MODEL --gpu NAME --host-cost {path}")
     say("\n".join(map(folded, found)))
     return PASSES

@@ -10,7 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pytest_slmserve.analysis.advice import two_laws
-from pytest_slmserve.analysis.advice.two_laws import HostCost, gpu_named, predicted, seen_in, steady_settings
+from pytest_slmserve.analysis.advice.two_laws import HostCost, gpu_named, predict_load, seen_in, steady_settings
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks
 from pytest_slmserve.analysis.verdict import all_of
 from pytest_slmserve.archive.store import chosen, read
@@ -19,7 +19,7 @@ from pytest_slmserve.options.table import memory_size, whole_number
 from pytest_slmserve.plan.models import model_of
 from pytest_slmserve.report.advice import prediction_report
 from pytest_slmserve.report.section import section_text
-from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, json_value
+from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, json_value, read_json, write_file
 from pytest_slmserve.schema.kv_cache import kv_budget_bytes, value_bytes, weight_bytes
 from pytest_slmserve.schema.models import Model, catalogue_name, short_name
 from pytest_slmserve.schema.specs import EngineSpec
@@ -85,13 +85,16 @@ def run_predict(given: argparse.Namespace) -> int:
     settings = steady_settings(spec, *lengths, gpu)
     if settings[-1].load < two_laws.LOADS[-1]:
         notes.append(f"the KV cache holds no more than {settings[-1].load} such requests")
+    if gpu.family not in two_laws.LAWS.cards:
+        known = " and ".join(two_laws.LAWS.cards)
+        notes.append(f"the laws are of {known}: nothing was measured on {gpu.family} that would tell how far they hold")
     measured = [m for path in given.records for m in chosen(read(path)).measurements]
     rows = [row for row in seen_in(measured) if row.model == short_name(spec.model)]
     if given.records and not rows:
         notes.append("the archives have no sweep of this model with the counters of GPM or DCGM: by its shape alone")
-    loads = [predicted(setting, rows, cost) for setting in settings]
+    loads = [predict_load(setting, rows, cost) for setting in settings]
     there, elsewhere = ([r for r in rows if (r.gpu == gpu.family) is here] for here in (True, False))
-    checks = two_laws.verdicts(there, elsewhere)
+    checks = two_laws.interval_verdicts(there, elsewhere)
     beside, own = dict[int, float](), "a host that nobody measured"
     if given.aiconfigurator:
         beside, why = beside_it(given.aiconfigurator, model, gpu, lengths, [s.load for s in settings])
@@ -108,17 +111,17 @@ def run_predict(given: argparse.Namespace) -> int:
 
 def cost_in(path: Path) -> HostCost:
     """Return the cost of the host that a file of `doctor --host-cost` tells. Raises BadUsage for any other file."""
+    hint = f"slmserve doctor --host-cost {path} --python python{two_laws.PYTHON}"
+    told = read_json(path, hint)
     try:
-        told = json_value(path.read_bytes())
-        if told["python"] != two_laws.PYTHON:
-            problem = f"{path} was made by Python {told['python']}, and the law knows that of {two_laws.PYTHON}"
-            raise BadUsage(problem, f"slmserve doctor --host-cost {path} --python python{two_laws.PYTHON}")
+        if (python := str(told["python"])) != two_laws.PYTHON:
+            raise BadUsage(f"{path} was made by Python {python}, and the law knows that of {two_laws.PYTHON}", hint)
         cost = HostCost(float(told["fast_s"]), float(told["middle_s"]))
-        if not 0 < cost.fast_s <= cost.middle_s < 1:
-            raise ValueError("no times of a piece")
-        return cost
-    except (OSError, *UNUSABLE) as error:
-        raise BadUsage(f"{path} tells no cost of a host: {error}", f"slmserve doctor --host-cost {path}") from None
+    except UNUSABLE:
+        cost = HostCost(0.0, 0.0)
+    if not 0 < cost.fast_s <= cost.middle_s < 1:
+        raise BadUsage(f"{path} tells no cost of a host", hint)
+    return cost
 
 
 def beside_it(
@@ -129,7 +132,7 @@ def beside_it(
     if (system := SYSTEMS.get(gpu.family)) is None:
         return {}, f"it is not asked about {gpu.family}"
     with TemporaryDirectory() as folder:  # it reads the shape of a model from the Hub, or from a folder
-        (Path(folder) / "config.json").write_text(json.dumps(dict(model.config)), "utf-8")
+        write_file(Path(folder) / "config.json", json.dumps(dict(model.config)))
         asked = json.dumps([folder, system, *lengths, [*loads]])
         try:
             done = subprocess.run([python, "-c", ASK, asked], capture_output=True, text=True, timeout=ASKED_S)

@@ -390,18 +390,17 @@ def prediction_report(
         for one in loads
     ]
     at = min(loads, key=lambda one: abs(one.setting.load - batch.value))
-    now, wide = at.half_widths[""], ((name, width) for name, width in at.half_widths.items() if name)
-    name, narrowed = min(wide, key=lambda pair: pair[1])
     range_of = "" if batch.low == batch.high else f" ({batch.low:g} to {batch.high:g}, if a law is off)"
     why = "the largest here" if at is loads[-1] else "the next doubling gains less than 10 %"
     said = [f"batch: {batch.value:g}{range_of}: {why}"]
     lets = "this host lets the card serve" if at.limit == "host" else "with this host the card serves"
     said.append(f"host: {lets} {at.card_share:.2f} of what it can at {at.setting.load}")
-    if narrowed < 0.99 * now:
-        factor_now, then = math.exp(now), math.exp(narrowed)
-        said.append(
-            f"most would be gained by {name}: at {at.setting.load} within x {then:.2f} instead of {factor_now:.2f}"
-        )
+    gains = [(one.half_widths[""] - width, one, name) for one in loads for name, width in one.half_widths.items()]
+    gain, where, name = max(gains, key=lambda each: each[0])
+    if gain > 0:
+        now = where.half_widths[""]
+        width = f"at {where.setting.load} within x {math.exp(now - gain):.2f} instead of {math.exp(now):.2f}"
+        said.append(f"most would be gained by {name}: {width}")
     said += [f"{verdict.state.value}: {verdict.why}" for verdict in checks]
     columns = PREDICTED
     if beside:

@@ -6,7 +6,6 @@ by one, and the speed of the host. vLLM prepares a step while the one before run
 both: (card^q + host^q)^(1/q). `studies/two_laws.py` fits them, writes `two_laws.json`, and prints how far they hold.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import Peaks, Work, peaks_for,
 from pytest_slmserve.analysis.points import Point, point_of
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.schema import sensors
-from pytest_slmserve.schema.errors import BadUsage
+from pytest_slmserve.schema.errors import BadUsage, read_json
 from pytest_slmserve.schema.kv_cache import given_limit, kv_capacity
 from pytest_slmserve.schema.models import Model, short_name
 from pytest_slmserve.schema.records import Measurement, Resolved
@@ -46,7 +45,7 @@ Limit = Literal["memory", "compute", "launches", "host"]
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepKind:
     """Steps of one kind. count: how many, among all kinds of a load. sequences: that decode in each. prompts: that each
     processes, whole or in parts."""
 
@@ -64,7 +63,7 @@ class Setting:
     model: Model
     work: Work
     gpu: Peaks
-    steps: tuple[Steps, ...]
+    steps: tuple[StepKind, ...]
     load: int
     together: bool
     captured: int = GRAPHS
@@ -75,14 +74,14 @@ class Setting:
         return self.work.output_tokens * sum(s.count * s.prompts for s in self.steps)
 
     def away(self, other: "Setting") -> float:
-        """How unlike another load of the same model it is, in powers of e."""
+        """Distance to another load of the same model, in powers of e."""
         each = ((s.load, s.work.prompt_tokens, s.work.output_tokens, s.work.weight_bytes) for s in (self, other))
         return sum(abs(math.log(a / b)) for a, b in zip(*each)) + (self.together is not other.together)
 
 
-def steps_of(
+def step_kinds(
     work: Work, load: int, *, together: bool, requests: int | None = None, batched_tokens: int = 8192
-) -> tuple[Steps, ...]:
+) -> tuple[StepKind, ...]:
     """Return the steps of a lifetime of `load` concurrent requests, or of a job of so many `requests`.
 
     Of a steady load prompts come one by one, so that a step has load/output of them in the mean. Requests that start
@@ -90,13 +89,13 @@ def steps_of(
     prompt, output = work.prompt_tokens, work.output_tokens
     if not together:
         share = min(1.0, load / output)
-        kinds = Steps((1 - share) * output, load), Steps(share * output, load, load / output / share)
+        kinds = StepKind((1 - share) * output, load), StepKind(share * output, load, load / output / share)
         return tuple(kind for kind in kinds if kind.count > 0)
     waves = [load] if requests is None else [load] * (requests // load) + [requests % load] * (requests % load > 0)
     found = []
     for wave in waves:
         chunks = math.ceil(wave * prompt / batched_tokens)
-        found += [Steps(chunks, wave / 2, wave / chunks), Steps(output - 1, wave)]
+        found += [StepKind(chunks, wave / 2, wave / chunks), StepKind(output - 1, wave)]
     return tuple(found)
 
 
@@ -115,7 +114,7 @@ def setting_of(
     held = max(1, min(limit for limit in (*limits, capacity) if limit is not None))
     together = at_once or getattr(load, "ramp_up", "") == "burst"
     tokens = resolved.max_num_batched_tokens or given_limit(spec, "max_num_batched_tokens")
-    steps = steps_of(work, held, together=together, requests=load.requests, batched_tokens=tokens)
+    steps = step_kinds(work, held, together=together, requests=load.requests, batched_tokens=tokens)
     captured = max(resolved.capture_sizes or (spec.arguments.get("max_cudagraph_capture_size", GRAPHS),))
     return Setting(model, work, peaks_for(spec, gpu), steps, held, together, 0 if spec.enforce_eager else captured)
 
@@ -136,7 +135,7 @@ def steady_settings(spec: EngineSpec, prompt: int, output: int, gpu: Peaks) -> l
     return [*by_load.values()]
 
 
-def card_work(s: Setting, step: Steps) -> dict[str, float]:
+def card_work(s: Setting, step: StepKind) -> dict[str, float]:
     """Return what the kernels of a step do: seconds that the data sheet needs for it, or microseconds that each of so
     many kernels takes at least. The law multiplies each with its coefficient.
 
@@ -164,7 +163,7 @@ def card_work(s: Setting, step: Steps) -> dict[str, float]:
     }
 
 
-def host_work(s: Setting, step: Steps) -> dict[str, float]:
+def host_work(s: Setting, step: StepKind) -> dict[str, float]:
     """Return what the host does for a step, of which the law tells the milliseconds: the step, its sequences, hundreds
     of tokens of its prompts, layers launched one by one with graphs for their parts ("captured") or without, and for
     each further group of layers with a cache of its own the sequences and the prompts again."""
@@ -207,7 +206,8 @@ class Laws:
     for, and by how much TTFT and TPOT are less certain than tokens/s.
 
     spread: half-widths of intervals of 95 % of the logarithm of a step's time that only the card, or only the host
-    would limit, with "records" of the model or its "shape" alone, and for the host without its cost ("unknown")."""
+    would limit, with "records" of the model or its "shape" alone, and for the host without its cost ("unknown"). cards:
+    families that the rows are of; nothing tested the intervals on any other."""
 
     card: Mapping[str, float]
     host: Mapping[str, float]
@@ -216,9 +216,10 @@ class Laws:
     slowness: tuple[float, float]
     latency: Mapping[str, float] = field(default_factory=dict)
     spread: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    cards: Sequence[str] = ()
 
     def slower(self, cost: HostCost | None) -> float:
-        """How many times as long as the usual host this one takes; 1 if nobody measured it."""
+        """Factor by which this host takes longer than the usual one; 1 if nobody measured it."""
         if cost is None:
             return 1.0
         ratios = cost.fast_s / self.usual.fast_s, cost.middle_s / self.usual.middle_s
@@ -239,7 +240,7 @@ def gpu_named(name: str) -> Peaks:
     raise BadUsage(f"the data sheet of {name} is not known", f"one of {known}")
 
 
-LAWS = laws_of(json.loads(Path(__file__).with_name("two_laws.json").read_text("utf-8")))
+LAWS = laws_of(read_json(Path(__file__).with_name("two_laws.json"), "pip install --force-reinstall pytest-slmserve"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +254,7 @@ class Times:
     each: tuple[float, ...]
 
 
-def times_of(s: Setting, laws: Laws = LAWS, card: float = 1.0, host: float = 1.0) -> Times:
+def step_times(s: Setting, laws: Laws = LAWS, card: float = 1.0, host: float = 1.0) -> Times:
     """Return the times by both laws. card, host: factors of either."""
     rows = []
     for step in s.steps:
@@ -319,7 +320,7 @@ def _pieces(m: Measurement) -> list[float]:
 
 
 def _counts(m: Measurement) -> bool:
-    """Whether a measurement is of one engine alone that does nothing but what settings tell."""
+    """Check that a measurement is of one engine alone that does nothing but what settings tell."""
     spec, asked = m.spec, m.workload.spec
     waits = isinstance(m.load, ClosedLoop) and m.load.think_s
     plain = not (spec.caches_prefixes or asked.adapters or asked.response_format or waits)
@@ -332,9 +333,9 @@ def factors(s: Setting, records: Iterable[Seen], laws: Laws = LAWS) -> tuple[flo
     card and host; few records count little."""
     card, hosts = [(FEW["card"], 0.0)], dict[tuple[str, HostCost | None], list[tuple[float, float]]]()
     for seen in records:
-        off = seen.seconds * seen.busy / times_of(seen.setting, laws).card_s
+        off = seen.seconds * seen.busy / step_times(seen.setting, laws).card_s
         card.append((math.exp(-s.away(seen.setting)), math.log(off)))
-        by_law = times_of(seen.setting, laws, off, laws.slower(seen.cost))
+        by_law = step_times(seen.setting, laws, off, laws.slower(seen.cost))
         hosts.setdefault((seen.host, seen.cost), []).append(
             (by_law.host_share, math.log(seen.seconds / by_law.seconds))
         )
@@ -367,11 +368,13 @@ class Predicted:
 RECORDS, COST = "a sweep of this model, on any GPU", "the cost of that host"
 
 
-def predicted(s: Setting, records: Sequence[Seen] = (), cost: HostCost | None = None, laws: Laws = LAWS) -> Predicted:
+def predict_load(
+    s: Setting, records: Sequence[Seen] = (), cost: HostCost | None = None, laws: Laws = LAWS
+) -> Predicted:
     """Return what both laws say of a setting. records: of this model, on other GPUs or hosts. cost: of the host; None
     if nobody measured it."""
     card, host = factors(s, records, laws)
-    found = times_of(s, laws, card, host * laws.slower(cost))
+    found = step_times(s, laws, card, host * laws.slower(cost))
     share = found.host_share
 
     def half(has_records: bool, has_cost: bool) -> float:
@@ -425,7 +428,7 @@ def batch_to_choose(
         for s in settings:
             card, host = factors(s, records, laws)
             card, host = card * math.exp(card_off), host * laws.slower(cost) * math.exp(host_off)
-            rates.append((s.load, s.tokens / times_of(s, laws, card, host).seconds))
+            rates.append((s.load, s.tokens / step_times(s, laws, card, host).seconds))
         gains = [(math.log(b / a) / math.log2(n / m), m, n) for (m, a), (n, b) in pairwise(rates)]
         return next((n for gain, _, n in reversed(gains) if gain >= math.log1p(GAIN)), rates[0][0])
 
@@ -433,7 +436,7 @@ def batch_to_choose(
     return Interval(best, min(best, *others), max(best, *others))
 
 
-def verdicts(there: Iterable[Seen], records: Sequence[Seen], laws: Laws = LAWS) -> list[Verdict]:
+def interval_verdicts(there: Iterable[Seen], records: Sequence[Seen], laws: Laws = LAWS) -> list[Verdict]:
     """Return for each sweep, or job, of a host whether what was measured is inside the intervals of the prediction at
     all loads. records: those that may correct the laws, none of these among them."""
     found = []
@@ -441,7 +444,7 @@ def verdicts(there: Iterable[Seen], records: Sequence[Seen], laws: Laws = LAWS) 
         pairs = [
             (row.tokens_per_s / p.tokens_per_s.value, p, row)
             for row in each
-            if (p := predicted(row.setting, records, row.cost, laws))
+            if (p := predict_load(row.setting, records, row.cost, laws))
         ]
         ratio, p, row = max(pairs, key=lambda pair: abs(math.log(pair[0])) / pair[1].half_widths[""])
         reach = math.exp(p.half_widths[""])
