@@ -5,6 +5,7 @@ numbers wrong.
 """
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,16 +21,17 @@ from typing import Any, Literal
 
 import psutil
 
+from pytest_slmserve.analysis.advice.two_laws import LAWS, PYTHON, gpu_named, host_cost, predict_load, steady_settings
 from pytest_slmserve.analysis.estimates import percentile
-from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command
+from pytest_slmserve.commands.cli import FAILS, PASSES, USAGE, Commands, add_command, say
 from pytest_slmserve.engines.device_lock import holder_of, lock_path, open_lock
 from pytest_slmserve.options.read import read_options
-from pytest_slmserve.report.text_table import counted, hanging
-from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache
+from pytest_slmserve.report.text_table import counted, folded, hanging
+from pytest_slmserve.schema.errors import BadUsage, SlmError, try_lock, user_cache, write_file
 from pytest_slmserve.schema.models import CATALOGUE, OF_MONTH
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.sensors import CPU_PRESSURE, HOST_CORES, OWN_CORES, PROFILED, STOLEN_CORES
-from pytest_slmserve.schema.specs import GIB
+from pytest_slmserve.schema.specs import GIB, EngineSpec
 from pytest_slmserve.telemetry import host
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, open_sampler
 from pytest_slmserve.telemetry.speed_probe import probe_work, timed
@@ -398,13 +400,55 @@ def add_doctor(commands: Commands) -> None:
     command = add_command(commands, "doctor", STATUS, run_doctor)
     names = "an interpreter that may have vLLM; may be given again (default: the one that runs this)"
     command.add_argument("--python", metavar="PATH", action="append", default=[], help=names)
+    cost = (
+        "measure for ten seconds, with the interpreter, how fast this host prepares steps, instead; and write it there"
+    )
+    command.add_argument("--host-cost", metavar="FILE", type=Path, nargs="?", const=Path(), help=cost)
 
 
 def run_doctor(given: argparse.Namespace) -> int:
     """Print the page about this host and the interpreters."""
+    if given.host_cost is not None:
+        return tell_host_cost((given.python or [sys.executable])[0], given.host_cost)
     findings = examine(given.python or [sys.executable])
     print("\n".join(finding_lines(findings, colour=sys.stdout.isatty() and "NO_COLOR" not in os.environ)))
     return FAILS if any(finding.state == "problem" for finding in findings) else PASSES
+
+
+HOST_COST_S = 10.0
+EXAMPLES, LENGTHS, SHOWN = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"), (512, 256), (1, 16, 64, 256)
+
+
+def tell_host_cost(python: str, path: Path) -> int:
+    """Measure the cost of this host, print what the law of the host says of it, and write it to a file if one is named.
+    Raises BadUsage for an interpreter that is not of the Python of the law, or does not run."""
+    version = ".".join((host.interpreter(python, {})["python"] or "").split(".")[:2])
+    if version != PYTHON:
+        hint = f"slmserve doctor --host-cost --python python{PYTHON}"
+        raise BadUsage(f"{python} is Python {version}, and the law of the host knows the speed of {PYTHON}", hint)
+    try:
+        cost = host_cost(pieces := host.probe_pieces(python, HOST_COST_S))
+    except OSError as error:
+        raise BadUsage(str(error), f"slmserve doctor --host-cost --python python{PYTHON}") from None
+    assert cost, "ten seconds have a piece"
+    gpu = gpu_named("H100")
+    with suppress(BadUsage):
+        gpu = gpu_named(host.visible_gpus()[0].name)
+    slower = f"{LAWS.slower(cost):.2f} times as long as the usual host of our archives"
+    found = [f"{len(pieces)} pieces of Python took {1e3 * cost.fast_s:.2f} ms of CPU time (10th percentile) and "
+             f"{1e3 * cost.middle_s:.2f} ms (median): it prepares a step in {slower}"]  # fmt: skip
+    for name in EXAMPLES:
+        settings = steady_settings(EngineSpec(name, kv_cache_bytes=0), *LENGTHS, gpu)
+        shares = [predict_load(setting, (), cost) for setting in settings if setting.load in SHOWN]
+        at = ", ".join(f"{each.card_share:.2f} at {each.setting.load}" for each in shares)
+        found.append(f"{name} on {gpu.family}: this host will serve of what the card can {at} concurrent requests")
+    if path != Path():
+        here = host.this_host("cuda")
+        whose = {"cpu": here.cpu, "cores": here.cores, "host": here.host}
+        write_file(path, json.dumps({"python": version, **asdict(cost), "pieces": len(pieces), **whose}) + "\n")
+        found.append(f"for another GPU: slmserve predict MODEL --gpu NAME --host-cost {path}")
+    say("\n".join(map(folded, found)))
+    return PASSES
 
 
 def finding_lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:

@@ -1,9 +1,9 @@
 """The advice as a section (a table, the reasons, the commands) and as facts for JSON; predictions for another GPU."""
 
+import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.advice.advisor import (
@@ -17,18 +17,17 @@ from pytest_slmserve.analysis.advice.advisor import (
     second_engine,
     utilization,
 )
-from pytest_slmserve.analysis.advice.other_gpu import CarriedLaw, carries, errors
 from pytest_slmserve.analysis.advice.subjects import ADVISED, ResultSource
+from pytest_slmserve.analysis.advice.two_laws import Predicted
 from pytest_slmserve.analysis.claims.table import judge_row, row_for
 from pytest_slmserve.analysis.estimates import Interval, percent, percent_interval
-from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo, Slo
 from pytest_slmserve.analysis.sweep.curve import Curve
 from pytest_slmserve.analysis.sweep.plateau import gains, plateau
+from pytest_slmserve.analysis.verdict import Verdict
 from pytest_slmserve.report import text_table
 from pytest_slmserve.report.as_json import facts
 from pytest_slmserve.report.deployments import answers, best_on_several, deployment_name, several_gpus
-from pytest_slmserve.report.findings import served_on
 from pytest_slmserve.report.section import Legend, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, figure, gib, hundredths, milliseconds
 from pytest_slmserve.schema.kv_cache import adapter_bytes
@@ -430,63 +429,52 @@ def advice_facts(
     }
 
 
-Row = dict[str, Any]  # a load; output_tokens_per_s: as measured here, None if only the other GPU has this load
-OTHER_GPU_COLUMNS: tuple[Column[Row], ...] = (
-    Column("tokens/s\nmeasured", lambda row: figure(row["output_tokens_per_s"], 4)),
-    Column("predicted\nthere", lambda row: figure(row["predicted_tokens_per_s"], 4)),
-    Column("measured\nthere", lambda row: figure(row["measured_tokens_per_s"], 4)),
-    Column("predicted %\nof measured", lambda row: hundredths(row["predicted_over_measured"])),
-    Column(
-        "95 %",
-        lambda row: text_table.interval_text(
-            Interval(row["predicted_over_measured"], row["low"], row["high"]), hundredths
-        ),
-        "left",
-    ),
+def _reach(seen: Interval | None, show: Callable[[float], str]) -> str:
+    return ABSENT if seen is None else text_table.interval_text(seen, show)
+
+
+PREDICTED: tuple[Column[Predicted], ...] = (
+    Column("concur-\nrency", lambda row: str(row.setting.load)),
+    Column("tokens/s", lambda row: figure(row.tokens_per_s.value, 4)),
+    Column("95 %", lambda row: _reach(row.tokens_per_s, lambda rate: figure(rate, 3)), "left"),
+    Column("TTFT\nms", lambda row: milliseconds(None if row.ttft_s is None else row.ttft_s.value)),
+    Column("95 %", lambda row: _reach(row.ttft_s, milliseconds), "left", 1),
+    Column("TPOT\nms", lambda row: milliseconds(None if row.tpot_s is None else row.tpot_s.value)),
+    Column("95 %", lambda row: _reach(row.tpot_s, milliseconds), "left", 1),
+    Column("% of what the\ncard can", lambda row: hundredths(row.card_share)),
+    Column("limited\nby", lambda row: row.limit, "left"),
 )
 
 
-def prediction_report(name: str, prediction: CarriedLaw, measured: Sequence[Curve]) -> tuple[dict[str, Any], Section]:
-    """Return a prediction, compared load by load with sweeps that were measured on that GPU: facts for JSON, with all
-    rows and a verdict for each sweep; and its section, with a table for each sweep, or one without any. name: label of
-    the sweep that it is predicted from."""
-    curve, law, gpu = prediction.curve, prediction.law, prediction.gpu.family
-    tables, verdicts = [], [carries(prediction, there) for there in measured]
-    for there in measured or (None,):
-        seen: dict[int, tuple[Interval | None, Point]] = {p.concurrency: (None, p) for p in curve.valid}
-        here = {load: fmean(point.repeats) for load, (_, point) in seen.items()}
-        for error, point in errors(prediction, there) if there else ():
-            seen[point.concurrency] = (error, point)
-        rows = [
-            {
-                "subject": name,
-                "gpu": gpu,
-                "concurrency": load,
-                "output_tokens_per_s": here.get(load),
-                "predicted_tokens_per_s": prediction.tokens_per_s(fmean(point.batch_repeats)),
-                "measured_tokens_per_s": off and fmean(point.repeats),
-                "predicted_over_measured": off and off.value,
-                "low": off and off.low,
-                "high": off and off.high,
-            }
-            for load, (off, point) in sorted(seen.items())
-        ]
-        tables.append(rows)
-    told = {
-        "subject": name,
-        "gpu": gpu,
-        "t_inf": law.t_inf.value,
-        "b_half": law.b_half.value,
-        "predicted_t_inf": prediction.step.pace,
-        "predicted_b_half": prediction.step.b_half,
-        "loads": [row for rows in tables for row in rows],
-        "verdicts": verdicts,
-    }
-    columns = (Column(curve.axes.knob or "concur-\nrency", lambda row: str(row["concurrency"])), *OTHER_GPU_COLUMNS)
-    here_law = f"T_inf {figure(law.t_inf.value, 4)} tokens/s, b_half {figure(law.b_half.value)} concurrent requests"
-    there_law = f"T_inf {figure(prediction.step.pace, 4)}, b_half {figure(prediction.step.b_half)}"
-    checked = [f"{verdict.state.value}: {verdict.why}" for verdict in verdicts]
-    parts: list[Part] = [Table(rows, columns) for rows in tables]
-    parts += [f"law: here {here_law}; on {gpu} {there_law}"]
-    parts += checked or [f"not checked: no results file has this sweep on {gpu}"]
-    return told, Section(f"{name}, measured on {served_on(curve.environment)}, predicted for {gpu}", parts)
+def prediction_report(
+    title: str, loads: Sequence[Predicted], batch: Interval, checks: Sequence[Verdict], beside: Mapping[int, float]
+) -> tuple[dict[str, Any], Section]:
+    """Return predictions of loads, ascending: facts for JSON, and their section. batch: to choose. checks: of what was
+    measured on that GPU. beside: tokens/s by another tool, by load."""
+    rows = [
+        {
+            "concurrency": one.setting.load,
+            "gpu": one.setting.gpu.family,
+            **{name: getattr(one, name) for name in ("tokens_per_s", "ttft_s", "tpot_s", "card_share", "limit")},
+            "aiconfigurator_tokens_per_s": beside.get(one.setting.load),
+        }
+        for one in loads
+    ]
+    at = min(loads, key=lambda one: abs(one.setting.load - batch.value))
+    range_of = "" if batch.low == batch.high else f" ({batch.low:g} to {batch.high:g}, if a law is off)"
+    why = "the largest here" if at is loads[-1] else "the next doubling gains less than 10 %"
+    said = [f"batch: {batch.value:g}{range_of}: {why}"]
+    lets = "this host lets the card serve" if at.limit == "host" else "with this host the card serves"
+    said.append(f"host: {lets} {at.card_share:.2f} of what it can at {at.setting.load}")
+    gains = [(one.half_widths[""] - width, one, name) for one in loads for name, width in one.half_widths.items()]
+    gain, where, name = max(gains, key=lambda each: each[0])
+    if gain > 0:
+        now = where.half_widths[""]
+        width = f"at {where.setting.load} within x {math.exp(now - gain):.2f} instead of {math.exp(now):.2f}"
+        said.append(f"most would be gained by {name}: {width}")
+    said += [f"{verdict.state.value}: {verdict.why}" for verdict in checks]
+    columns = PREDICTED
+    if beside:
+        columns = (*columns, Column("AIConfi-\ngurator", lambda row: figure(beside.get(row.setting.load), 4)))
+    told = {"subject": title, "loads": rows, "batch": batch, "would_gain_most": name, "verdicts": checks}
+    return told, Section(title, [Table(loads, columns), "", *said])

@@ -438,6 +438,7 @@ SCRIPT = Path(__file__).with_name("speed_probe.py")
 MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
 # Between two pieces: they take 1.2 % of a core of its own (2.3 % without a rest), 0.2 % of those that the engine needs.
 OWN_REST_S, SHARED_REST_S = 0.4, 1.9
+PROBED_CORES = 4  # whose speed is a host's cost: one alone may have a busy neighbour
 
 
 class SpeedProbeSource(SensorSource):
@@ -490,6 +491,31 @@ class SpeedProbeSource(SensorSource):
         if process:
             with process:
                 process.kill()
+
+
+def probe_pieces(python: str, seconds: float) -> list[float]:
+    """CPU seconds of the pieces that the host-speed probe's process makes under this interpreter in so much time, on
+    each of the last cores that we may run on, asked and answered through pipes. Raises OSError if it does not run."""
+    cores, pieces = sorted(own_cores())[-PROBED_CORES:], list[float]()
+    with ExitStack() as opened:
+        probes = []
+        for core in cores:
+            words = [python, "-I", "-S", str(SCRIPT), str(os.getpid()), str(core)]
+            probe = opened.enter_context(
+                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            )
+            opened.callback(probe.kill)
+            probes.append(probe)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            for probe in probes:
+                assert probe.stdin and probe.stdout
+                probe.stdin.write(b"\n")
+                if not (line := probe.stdout.readline()):
+                    raise OSError(f"{python} does not run the host-speed probe")
+                pieces.append(int(line.split()[1]) / 1e6)
+            time.sleep(OWN_REST_S / len(cores))
+    return pieces
 
 
 def open_speed_probe(device: str) -> SpeedProbeSource:

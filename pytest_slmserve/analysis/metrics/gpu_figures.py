@@ -408,13 +408,15 @@ def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | N
 @dataclass(frozen=True, slots=True)
 class Peaks:
     """A GPU by its data sheet. words: all of them are in its NVML name. flops_per_s: dense fp16/bf16 tensor with fp32
-    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None if the GPU has none."""
+    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None if the GPU has none. gigabytes: of its
+    memory; None if rates were given alone."""
 
     family: str
     words: tuple[str, ...]
     bytes_per_s: float
     flops_per_s: float
     fp8_flops_per_s: float | None = None
+    gigabytes: int | None = None
 
     @property
     def ridge(self) -> float:

@@ -72,6 +72,7 @@ def folder(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
         (path / f"{name}.jsonl").write_bytes(records)
     for name, text in RESULTS.items():
         (path / f"{name}.csv").write_text(text)
+    (path / "host.json").write_text(json.dumps({"python": "3.12", "fast_s": 3.5e-3, "middle_s": 4.4e-3}))
     (path / "results").mkdir()
     for load, rate, itl in ((1, 270.0, 3.6), (8, 1740.0, 4.5), (32, 4160.0, 7.5)):
         row = {"max_concurrency": load, "output_throughput": rate, "mean_tpot_ms": itl}

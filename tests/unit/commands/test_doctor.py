@@ -2,6 +2,7 @@
 to be; the page counts what it shows; and the exit status is 1 for a problem alone."""
 
 import fcntl
+import json
 import os
 import re
 import subprocess
@@ -358,3 +359,22 @@ def test_telemetry_is_that_of_a_run_and_no_interpreter_is_a_problem(monkeypatch,
     assert doctor.of_telemetry("cpu") == Finding("telemetry", "warning", "it is gone", "look for it")
     monkeypatch.setattr(doctor, "open_sampler", lambda *_: (None, ["why"]))
     assert tells(doctor.of_telemetry("cpu"), "-> why") == ("warning", True)
+
+
+def test_the_cost_of_this_host_is_told_written_and_read_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "HOST_COST_S", 0.2)
+    monkeypatch.setattr(doctor.host, "visible_gpus", Mock(side_effect=BadUsage("no GPU")))
+    version = ".".join(map(str, sys.version_info[:2]))
+    monkeypatch.setattr(doctor, "PYTHON", version)
+    seen = said(capsys, "doctor", "--host-cost")
+    assert seen.status == 0 and "usual host" in seen.words and "qwen3-0.6b on H100" in seen.words
+    path = tmp_path / "host.json"
+    assert str(path) in said(capsys, "doctor", "--host-cost", path).words
+    told = json.loads(path.read_text())
+    assert told["python"] == version and 0 < told["fast_s"] <= told["middle_s"] < 1 and told["pieces"] >= 1
+    nowhere = said(capsys, "doctor", "--host-cost", tmp_path / "none" / "host.json")
+    assert nowhere.status == 1 and "No such file" in nowhere.err
+    monkeypatch.setattr(doctor, "PYTHON", "3.1")
+    refused(said(capsys, "doctor", "--host-cost"), "--python")
+    with pytest.raises(OSError):
+        doctor.host.probe_pieces("/bin/true", 1.0)

@@ -1,82 +1,113 @@
-"""`predict`: what it prints of a law on another GPU in three formats, checked by what was measured there, and its exit
-status."""
+"""`predict`: what it prints of a model on another GPU and host in three formats, checked by what was measured there,
+and its exit status."""
 
 import csv
 import io
-from dataclasses import replace
+import json
+import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 from command_line import refused, said, told_in_json
 from scripts import BASELINES, in_checkout
-from stored_records import stored
-from strategies import H200, law, measurement
 
-H100 = replace(H200, gpu_name="NVIDIA H100 80GB HBM3")
-LOADS = (1, 8, 64)
+from pytest_slmserve.analysis.advice.two_laws import LAWS, PYTHON
+
 found = partial(told_in_json, "predict")
-
-
-def sweep(where, rates, model="opt-1.3b"):
-    """Two repeats of each load, by load and rate."""
-    facts = {"model": model, "environment": where, "steps": 50}
-    return [measurement(load, rate + 0.1 * i, repeat=i, **facts) for load, rate in rates.items() for i in range(2)]
-
-
-MEASURED = sweep(H100, {load: law(load) for load in LOADS})
+COST = {"python": PYTHON, "fast_s": 1.1 * LAWS.usual.fast_s, "middle_s": 1.2 * LAWS.usual.middle_s}
 
 
 @pytest.fixture
-def records(tmp_path, monkeypatch):
-    """A sweep on an H100, the same at 0.7 of its rates on an H200, and one on the H100 that no law describes."""
+def host(tmp_path, monkeypatch):
+    """A function that writes the cost of a host, with other values if told, and gives its path."""
     monkeypatch.chdir(tmp_path)
-    there = sweep(H200, {load: 0.7 * law(load) for load in (*LOADS, 96)})
-    return stored(Path("a.jsonl"), *MEASURED, *there, *sweep(H100, dict(zip(LOADS, (10.0, 900.0, 700.0))), "opt-2.7b"))
+
+    def written(**other: object) -> str:
+        (tmp_path / "host.json").write_text(json.dumps({**COST, **other}))
+        return "host.json"
+
+    return written
 
 
-def test_loads_are_predicted_with_their_error_what_comes_true_is_0_and_nothing_to_predict_from_10(records, capsys):
-    seen = found(capsys, records, "--gpu", "H200", status=1)
-    (one,) = seen["predictions"]
-    assert [row["concurrency"] for row in one["loads"]] == [*LOADS, 96]
-    assert {verdict["state"] for verdict in one["verdicts"]} == {"fails"}
-    for row in one["loads"]:
-        assert row["predicted_over_measured"] == row["predicted_tokens_per_s"] / row["measured_tokens_per_s"]
-        assert row["low"] < row["predicted_over_measured"] < row["high"]
-        assert row["measured_tokens_per_s"] == pytest.approx(0.7 * law(row["concurrency"]), rel=1e-2)
-    assert one["loads"][-1]["output_tokens_per_s"] is None, "the H100 had no such load"
-    assert ["opt-2.7b" in note for note in seen["notes"]] == [True]
-    unchecked = found(capsys, records, "--gpu", "L40S", status=0)["predictions"]
-    assert [each["verdicts"] for each in unchecked] == [[], []]
-    true = {row["concurrency"]: row["predicted_tokens_per_s"] for row in one["loads"][:3]}
-    path = stored(Path("true.jsonl"), *MEASURED, *sweep(H200, true))
-    (again,) = found(capsys, path, "--gpu", "H200", status=0)["predictions"]
-    assert {verdict["state"] for verdict in again["verdicts"]} == {"passes"}
-    assert all(row["predicted_over_measured"] == pytest.approx(1, abs=0.01) for row in again["loads"])
-    path = stored(Path("one.jsonl"), *sweep(H100, {8: 900.0}), *sweep(H200, {load: law(load) for load in LOADS}))
-    seen = found(capsys, path, "--gpu", "H200", status=10)
-    assert seen["predictions"] == [] and len(seen["notes"]) == 1
-
-
-def test_table_and_csv_tell_the_same(records, monkeypatch, capsys):
-    words = ("predict", records, "--gpu", "H200")
-    for columns in (80, 160):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        seen = said(capsys, *words)
-        assert seen.status == 1 and max(map(len, seen.out.splitlines())) <= columns
-        assert all(fact in seen.words for fact in ("opt-1.3b", H100.gpu_name, "vLLM 0.26.0", "note: opt-2.7b"))
-    (one,) = found(capsys, *words[1:], status=1)["predictions"]
-    seen, name = said(capsys, *words, "--csv"), "predicted_tokens_per_s"
-    rows = csv.DictReader(io.StringIO(seen.out))
-    assert [float(row[name]) for row in rows] == [each[name] for each in one["loads"]]
-    assert seen.status == 1 and "opt-2.7b" in seen.err
+def test_loads_have_intervals_and_a_limit_up_to_what_the_memory_holds_and_the_best_next_measurement(host, capsys):
+    bare = found(capsys, "Qwen/Qwen3-0.6B", "--gpu", "NVIDIA L4", status=0)
+    known = found(capsys, "qwen3-0.6b", "--gpu", "l4", "--host-cost", host(), status=0)
+    assert [row["concurrency"] for row in bare["loads"]] == [1, 2, 4, 8, 16, 32, 64, 128, 182]
+    assert "182" in bare["notes"][0] and "H100 and H200" in bare["notes"][1] and bare["verdicts"] == []
+    for one, other in zip(bare["loads"], known["loads"], strict=True):
+        assert {"memory", "compute", "launches", "host"} >= {one["limit"]}
+        for name in ("tokens_per_s", "ttft_s", "tpot_s"):
+            assert one[name]["low"] < one[name]["value"] < one[name]["high"]
+        wide, narrow = (row["tokens_per_s"]["high"] / row["tokens_per_s"]["value"] for row in (one, other))
+        assert wide > narrow
+    assert "any GPU" in bare["would_gain_most"]
+    small = found(capsys, "qwen3-0.6b", "--gpu", "L4", "--gpu-memory", "12GiB", "--quantization", "fp8", status=0)
+    assert small["loads"][-1]["concurrency"] < 182
+    assert small["loads"][0]["tokens_per_s"]["value"] > bare["loads"][0]["tokens_per_s"]["value"]
+    words = ("opt-125m", "--gpu", "H100", "--input-len", "64", "--output-len", "64")
+    graphs = found(capsys, *words, "--max-cudagraph-capture-size", "4096", status=0)["loads"][-1]
+    assert graphs["tokens_per_s"]["value"] > found(capsys, *words, status=0)["loads"][-1]["tokens_per_s"]["value"]
 
 
 @in_checkout
-def test_an_fp8_sweep_is_not_predicted_for_the_gpu_that_it_was_measured_on(capsys):
-    assert found(capsys, BASELINES / "h100-vllm-0.26.0-fp8.jsonl.xz", "--gpu", "H100", status=10)["predictions"] == []
+def test_records_narrow_it_and_those_of_that_gpu_check_it(capsys):
+    records = ("--from", BASELINES / "h200-vllm-0.26.0-today.jsonl.xz")
+    bare, own, there = (found(capsys, "qwen3-4b", "--gpu", gpu, *more, status=0) for gpu, more in
+                        (("H100", ()), ("H100", records), ("H200", records)))  # fmt: skip
+    wide, narrow = (each["loads"][-1]["tokens_per_s"] for each in (bare, own))
+    assert wide["high"] / wide["low"] > narrow["high"] / narrow["low"] and bare["verdicts"] == own["verdicts"] == []
+    assert {verdict["state"] for verdict in there["verdicts"]} == {"passes"}
+    other = found(capsys, "smollm2-135m", "--gpu", "H100", *records, status=0)
+    assert "shape alone" in other["notes"][0]
 
 
-@pytest.mark.parametrize(("words", "fact"), [(["--gpu", "MI300X"], "V100S"), ([], "--gpu")])
-def test_wrong_usage_names_the_gpus_or_the_option(words, fact, records, capsys):
-    refused(said(capsys, "predict", records, *words), fact)
+def test_table_and_csv_tell_the_same(host, monkeypatch, capsys):
+    words = ("predict", "opt-125m", "--gpu", "H100", "--host-cost", host())
+    for columns in (80, 160):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        seen = said(capsys, *words)
+        assert seen.status == 0 and max(map(len, seen.out.splitlines())) <= columns
+        assert all(fact in seen.words for fact in ("opt-125m on H100", "shape alone", "batch:", "this host lets"))
+    rows = [*csv.DictReader(io.StringIO(said(capsys, *words, "--csv").out))]
+    told = found(capsys, *words[1:], status=0)["loads"]
+    assert [float(row["tokens_per_s.value"]) for row in rows] == [row["tokens_per_s"]["value"] for row in told]
+
+
+def test_aiconfigurator_is_asked_in_its_own_interpreter(tmp_path, capsys):
+    """A stand-in that finds the model's shape, knows one load, and fails at another."""
+    package = tmp_path / "aiconfigurator" / "cli"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    source = (
+        "import json, pathlib\n"
+        "class Found:\n    raw = {'tokens/s': 1234.0}\n"
+        "def cli_estimate(model, system, batch_size, **words):\n"
+        "    shape = json.loads((pathlib.Path(model) / 'config.json').read_text())\n"
+        "    assert shape['num_hidden_layers'] == 28 and system == 'h100_sxm' and words['isl'] == 512\n"
+        "    if batch_size != 8: raise RuntimeError('OOM')\n"
+        "    return Found\n"
+    )
+    (package / "api.py").write_text(source)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{tmp_path}" exec "{sys.executable}" "$@"\n')
+    python.chmod(0o755)
+    words = ("qwen3-0.6b", "--gpu", "H100", "--aiconfigurator", python)
+    seen = found(capsys, *words, status=0)
+    assert [row["aiconfigurator_tokens_per_s"] for row in seen["loads"]][2:5] == [None, 1234.0, None]
+    assert "OOM" in seen["notes"][-1] and "1,234" in said(capsys, "predict", *words).out
+    assert "not asked" in found(capsys, "qwen3-0.6b", "--gpu", "T4", *words[3:], status=0)["notes"][-1]
+    refused(said(capsys, "predict", *words[:3], "--aiconfigurator", "/nowhere/python"), "/nowhere/python")
+
+
+@pytest.mark.parametrize(("words", "fact"), [
+    (["opt-125m", "--gpu", "MI300X"], "V100S"), (["opt-125m"], "--gpu"), (["opt-126m", "--gpu", "H100"], "opt-125m"),
+    (["opt-13b", "--gpu", "T4"], "smaller model"), (["opt-125m", "--gpu", "H100", "--host-cost", "no.json"], "doctor"),
+])  # fmt: skip
+def test_wrong_usage_says_what_to_type(words, fact, capsys):
+    refused(said(capsys, "predict", *words), fact)
+
+
+def test_a_cost_by_another_python_or_of_no_host_is_refused(host, capsys):
+    for other, fact in (({"python": "3.11"}, PYTHON), ({"fast_s": 0}, "doctor"), ({"middle_s": "x"}, "doctor")):
+        refused(said(capsys, "predict", "opt-125m", "--gpu", "H100", "--host-cost", host(**other)), fact)

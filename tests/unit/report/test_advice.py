@@ -11,12 +11,10 @@ from itertools import product
 import pytest
 from gpus import PLANTED, on_gpus, replicas
 from hypothesis import given, strategies as st
-from planted import lawful
 from sections import difference, in_words, sentences_of
-from strategies import H200, law, point
+from strategies import law, point
 
 from pytest_slmserve.analysis.advice.advisor import Footprint, ModelSweep, Objectives, Plan, ServedEngine, plan
-from pytest_slmserve.analysis.advice.other_gpu import gpu_named, predicted_elsewhere
 from pytest_slmserve.analysis.advice.subjects import ResultSource
 from pytest_slmserve.analysis.sweep.batching import RelativeSlo
 from pytest_slmserve.report import advice, text_table
@@ -131,14 +129,3 @@ def test_a_command_broken_or_not_parses_back_to_its_numbers(model, footprint, ba
     assert seen.get("--max-num-batched-tokens") == (None if tokens is None else str(tokens))
     share, needed = float(seen["--gpu-memory-utilization"]), footprint.total_bytes(batch) / (gib * GIB)
     assert share == 1 or (needed <= share + 1e-9 and share - needed <= 0.001)
-
-
-def test_a_prediction_stands_beside_what_was_measured_there_if_anything_was():
-    carried = predicted_elsewhere(lawful(GRID[:9]), gpu_named("H100"))
-    there = lawful(GRID[:9], t_inf=9e3, environment=replace(H200, gpu_name="NVIDIA H100 80GB HBM3"))
-    fewer = replace(there, points=there.points[2:])
-    facts, section = advice.prediction_report("opt-1.3b", carried, [fewer])
-    bare, alone = advice.prediction_report("opt-1.3b", carried, [])
-    shown = {"measured there, too": in_words([section]), "not measured there": in_words([alone])}
-    shown |= {"facts": as_json(facts), "facts, not measured there": as_json(bare)}
-    assert difference("predictions", shown) == ""
