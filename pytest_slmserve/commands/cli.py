@@ -28,7 +28,7 @@ COMMANDS = {  # by what a user wants: each is added by the function add_NAME of 
     },
     "decide": {
         "advise": "recommend batch size, memory and number of engines for serving",
-        "predict": "predict throughput and latency of a model on a GPU and a host that are not here",
+        "predict": "predict throughput and latency of a model on a GPU and a host that you do not have",
         "bisect": "find the first slow vLLM release between two releases with gates",
         "pairs": "decide whether a candidate is slower, from pairs of measurements of any tool",
     },

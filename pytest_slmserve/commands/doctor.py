@@ -398,10 +398,11 @@ COLOURS: dict[State, int] = {"ok": 32, "warning": 33, "problem": 31}
 
 def add_doctor(commands: Commands) -> None:
     command = add_command(commands, "doctor", STATUS, run_doctor)
-    names = "an interpreter that may have vLLM; may be given again (default: the one that runs this)"
+    names = "interpreter of the environment to check; can be repeated (default: the interpreter that runs this command)"
     command.add_argument("--python", metavar="PATH", action="append", default=[], help=names)
     cost = (
-        "measure for ten seconds, with the interpreter, how fast this host prepares steps, instead; and write it there"
+        "instead of the checks, measure for ten seconds how fast this host prepares the steps of an engine; with FILE, "
+        f"also write the result for `slmserve predict`; needs Python {PYTHON}, see --python"
     )
     command.add_argument("--host-cost", metavar="FILE", type=Path, nargs="?", const=Path(), help=cost)
 

@@ -25,8 +25,8 @@ from pytest_slmserve.schema.models import Model, catalogue_name, short_name
 from pytest_slmserve.schema.specs import EngineSpec
 
 STATUS = (
-    f"{cli.PASSES} predicted, and what was measured on that GPU is inside the intervals; {cli.FAILS} something is not; "
-    f"{cli.USAGE} wrong usage or a file that cannot be read."
+    f"{cli.PASSES} predicted, and all measurements on that GPU are inside the intervals; {cli.FAILS} a measurement is "
+    f"outside; {cli.USAGE} wrong usage or a file that cannot be read."
 )
 UTILIZATION = 0.9  # of the GPU's memory, as vLLM has it
 ASKED_S = 600  # of AIConfigurator: it reads tables for some seconds
@@ -49,23 +49,29 @@ print(json.dumps(found))
 
 def add_predict(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "predict", STATUS, run_predict)
-    command.add_argument("model", metavar="MODEL", help="a name of the catalogue, a folder, or a name on the Hub")
-    command.add_argument("--gpu", metavar="NAME", required=True, help="kind of the GPU: H200, A100-80, 'NVIDIA L4' ...")
-    cost = "what `slmserve doctor --host-cost FILE` wrote on that host (default: any host, and wider intervals)"
+    model = "model to predict: a name of the catalogue, a folder, or a name on the Hugging Face Hub"
+    command.add_argument("model", metavar="MODEL", help=model)
+    gpu = "GPU to predict, for example H200, A100-80 or 'NVIDIA L4'"
+    command.add_argument("--gpu", metavar="NAME", required=True, help=gpu)
+    cost = (
+        "file that `slmserve doctor --host-cost FILE` wrote on the host (default: a usual host, with wider intervals)"
+    )
     command.add_argument("--host-cost", metavar="FILE", type=Path, help=cost)
-    records = "an archive with sweeps of this model, on any GPU: narrower intervals; may be given again"
+    records = "correct the prediction with a results file that has sweeps of this model on any GPU; can be repeated"
     command.add_argument(
         "--from", metavar="RECORDS", type=Path, action="append", default=[], dest="records", help=records
     )
     number = cli.typed(partial(whole_number, least=1))
-    command.add_argument("--input-len", metavar="TOKENS", type=number, default=512, help="of a prompt (default: 512)")
-    command.add_argument("--output-len", metavar="TOKENS", type=number, default=256, help="of an answer (default: 256)")
-    graphs = "tokens of a step up to which vLLM captures CUDA graphs (default: 512, as vLLM's)"
+    for name, default, each in (("--input-len", 512, "a prompt"), ("--output-len", 256, "an answer")):
+        length = f"length of {each} (default: {default})"
+        command.add_argument(name, metavar="TOKENS", type=number, default=default, help=length)
+    graphs = "largest step, in tokens, that vLLM captures as a CUDA graph (default: 512, as in vLLM)"
     command.add_argument("--max-cudagraph-capture-size", metavar="TOKENS", type=number, help=graphs)
-    command.add_argument("--quantization", metavar="METHOD", help="of the weights, such as fp8")
-    memory = "memory of the GPU, as 80GiB or in bytes (default: by its data sheet)"
+    weights = "predict weights quantized by this method, for example fp8"
+    command.add_argument("--quantization", metavar="METHOD", help=weights)
+    memory = "memory of the GPU, for example 80GiB, or a number of bytes (default: as in its data sheet)"
     command.add_argument("--gpu-memory", metavar="SIZE", type=cli.typed(memory_size), help=memory)
-    other = "an interpreter that has AIConfigurator, whose prediction is shown beside"
+    other = "also show the prediction of AIConfigurator, which is installed in the environment of this interpreter"
     command.add_argument("--aiconfigurator", metavar="PYTHON", help=other)
     cli.add_formats(command, "each load")
 
