@@ -23,8 +23,8 @@ from pytest_slmserve.analysis.advice.two_laws import (
     predict_load,
     seen_in,
     steady_settings,
-    step_times,
     step_kinds,
+    step_times,
 )
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import EngineSpec
