@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import cache
+from itertools import product
 from statistics import fmean, median
 from typing import Any
 
@@ -29,6 +30,7 @@ from scipy.sparse import lil_matrix
 
 from pytest_slmserve.analysis.advice import two_laws
 from pytest_slmserve.analysis.advice.two_laws import HostCost, Laws, Seen, card_work, factors, host_work, step_times
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.archive.store import read
 
 FILE, PAGE = CHECKOUT / "pytest_slmserve/analysis/advice/two_laws.json", CHECKOUT / "docs/predict.md"
@@ -206,7 +208,7 @@ def percents(values: Sequence[float]) -> str:
 def table(columns: str, lines: Sequence[Sequence[object]]) -> str:
     names = columns.split(", ")
     ruled = [names, ["---", *["---:"] * (len(names) - 1)], *lines]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in ruled)
+    return "\n".join(f"|{'|'.join(map(str, line))}|" for line in ruled)
 
 
 Bars = dict[str, tuple[float, float, float]]  # by what is unseen: both median errors, and coverage
@@ -243,14 +245,11 @@ def study() -> tuple[Laws, str, Bars]:
         [[name, len(e), percents([x.seconds for x in e]), percents([x.seconds for x in small(e)]),
           percents([x.kernels for x in e]), *summary(e)] for name, e in of.items()])]  # fmt: skip
     kinds = []
-    for has, has_name in ((True, "records of the model"), (False, "its shape alone")):
-        for known, cost in ((True, "cost of the host"), (False, "host unknown")):
-            for host in (False, True):
-                e = [x for x in main if (x.records, x.known, x.share > 0.5) == (has, known, host)]
-                limit = "host" if host else "card"
-                kinds.append(
-                    [f"{has_name}; {cost}; the {limit} limits", len(e), percents([x.seconds for x in e]), *summary(e)]
-                )
+    for has, known, host in product((True, False), repeat=3):
+        e = [x for x in main if (x.records, x.known, x.share > 0.5) == (has, known, host)]
+        words = ("its shape alone", "records of the model")[has], ("host unknown", "cost of the host")[known]
+        name = f"{'; '.join(words)}; the {('card', 'host')[host]} limits"
+        kinds.append([name, len(e), percents([x.seconds for x in e]), *summary(e)])
     parts.append(table("known, predictions, error %, inside the interval %, half-width", kinds))
     parts.append(table(
         "model, cases, saturation law %, laws card unseen %, cases, AIConfigurator %, model unseen %, card unseen %",
@@ -259,26 +258,13 @@ def study() -> tuple[Laws, str, Bars]:
     for form in FORMS:
         those = [e for e in errors if e.unseen == (form if FORMS[form] else "host")]
         mine = [e for e in those if e.known or every[e.row].cost is None]
-        hosts = [
-            [e for e in mine if e.known and e.share > 0.5 and every[e.row].host == h] for h in {r.host for r in every}
-        ]
-        pairs = [(median(e.effect for e in each), each[0].told) for each in hosts if len(each) >= FEWEST]
+        limited = grouped([e for e in mine if e.known and e.share > 0.5], lambda e: every[e.row].host).values()
+        pairs = [(median(e.effect for e in each), each[0].told) for each in limited if len(each) >= FEWEST]
         explained = 1 - fmean((a - b) ** 2 for a, b in pairs) / np.var([a for a, _ in pairs])
-        forms.append(
-            [
-                form,
-                percents([e.seconds for e in mine]),
-                percents([e.seconds for e in small(mine)]),
-                len(pairs),
-                f"{100 * explained:.0f}",
-            ]
-        )
-    parts.append(
-        table(
-            "law of a step, error on unseen hosts %, below 1B %, hosts, variance that their cost explains %",
-            forms,
-        )
-    )
+        errs = percents([e.seconds for e in mine]), percents([e.seconds for e in small(mine)])
+        forms.append([form, *errs, len(pairs), f"{100 * explained:.0f}"])
+    columns = "law of a step, error on unseen hosts %, below 1B %, hosts, variance that their cost explains %"
+    parts.append(table(columns, forms))
     laws, off = fitted(every)
     q = replace(laws, spread=spread, latency=latency_of(of[ANY], spread), cards=sorted({r.gpu for r in every}))
     parts.append(f"The laws fit {len(every)} rows with a median error of {percents([*off])} %; q is {q.sharpness:.1f}.")
@@ -318,11 +304,10 @@ def beside(best: Sequence[Error]) -> Iterator[list[object]]:
 
 
 def rounded(laws: Laws) -> str:
-    """The laws as the package has them: numbers of five digits."""
-    return (
-        json.dumps(json.loads(json.dumps(asdict(laws)), parse_float=lambda text: float(f"{float(text):.5g}")), indent=1)
-        + "\n"
-    )
+    """The laws as the package has them: a line for each part, with numbers of five digits."""
+    short = json.loads(json.dumps(asdict(laws)), parse_float=lambda number: float(f"{float(number):.5g}"))
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in short.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main() -> None:

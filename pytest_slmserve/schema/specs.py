@@ -333,7 +333,8 @@ class ReplicaSpec:
             raise BadUsage(problem, "Use 1 to 100, and sharing mps.")
         if (self.platform == "remote") != (self.sharing == "urls"):
             raise BadUsage(
-                f"{self.sharing} is not a way in which these engines can share a device", "Use urls, and only for endpoints."
+                f"{self.sharing} is not a way in which these engines can share a device",
+                "Use urls, and only for endpoints.",
             )
         if self.platform == "cpu" and self.sharing != "time-slicing":
             raise BadUsage(f"{self.sharing} is a way to share a GPU, and there is none", "Use time-slicing.")

@@ -408,11 +408,8 @@ KINDS: dict[str, Limit] = {
     **dict.fromkeys(("weights", "kv", "logits"), "memory"),
     **dict.fromkeys(("layers", "norms"), "launches"),
 }
-
-
 CLAIM = "two-laws-hold"
 GAIN = 0.10  # of throughput, for which a doubling of the batch is worth its latency
-OTHERWISE = ((1.0, 1.0), (1.0, -1.0), (-1.0, 1.0))  # half-widths of both laws by which the batch may be another
 
 
 def batch_to_choose(
@@ -423,17 +420,16 @@ def batch_to_choose(
     spread = laws.spread["records" if records else "shape"]
     off_card, off_host = spread["card"], spread["host" if cost else "unknown"]
 
-    def chosen(card_off: float, host_off: float) -> int:
-        rates = []
-        for s in settings:
-            card, host = factors(s, records, laws)
-            card, host = card * math.exp(card_off), host * laws.slower(cost) * math.exp(host_off)
-            rates.append((s.load, s.tokens / step_times(s, laws, card, host).seconds))
-        gains = [(math.log(b / a) / math.log2(n / m), m, n) for (m, a), (n, b) in pairwise(rates)]
-        return next((n for gain, _, n in reversed(gains) if gain >= math.log1p(GAIN)), rates[0][0])
+    each = [(s, *factors(s, records, laws)) for s in settings]
 
-    best, *others = (chosen(i * off_card * (i != j), j * off_host * (i != j)) for i, j in OTHERWISE)
-    return Interval(best, min(best, *others), max(best, *others))
+    def chosen(off: float) -> int:
+        card_off, host_off = math.exp(off * off_card), laws.slower(cost) * math.exp(-off * off_host)
+        laps = [(s.load, s.tokens / step_times(s, laws, c * card_off, h * host_off).seconds) for s, c, h in each]
+        gains = [(math.log(b / a) / math.log2(n / m), n) for (m, a), (n, b) in pairwise(laps)]
+        return next((n for gain, n in reversed(gains) if gain >= math.log1p(GAIN)), laps[0][0])
+
+    batches = [chosen(off) for off in (0.0, 1.0, -1.0)]
+    return Interval(batches[0], min(batches), max(batches))
 
 
 def interval_verdicts(there: Iterable[Seen], records: Sequence[Seen], laws: Laws = LAWS) -> list[Verdict]:
@@ -441,20 +437,15 @@ def interval_verdicts(there: Iterable[Seen], records: Sequence[Seen], laws: Laws
     all loads. records: those that may correct the laws, none of these among them."""
     found = []
     for (host, together, _), each in grouped(there, lambda r: (r.host, r.setting.together, r.setting.captured)).items():
-        pairs = [
-            (row.tokens_per_s / p.tokens_per_s.value, p, row)
-            for row in each
-            if (p := predict_load(row.setting, records, row.cost, laws))
-        ]
-        ratio, p, row = max(pairs, key=lambda pair: abs(math.log(pair[0])) / pair[1].half_widths[""])
-        reach = math.exp(p.half_widths[""])
-        state = State.PASSES if 1 / reach <= ratio <= reach else State.FAILS
-        inside = sum(1 / math.exp(q.half_widths[""]) <= r <= math.exp(q.half_widths[""]) for r, q, _ in pairs)
-        kind, where = "together" if together else "steady", f"{row.gpu}, host {host or 'not known'}"
+        pairs = [(row, predict_load(row.setting, records, row.cost, laws)) for row in each]
+        ratios = [(row.tokens_per_s / p.tokens_per_s.value, math.exp(p.half_widths[""]), row) for row, p in pairs]
+        ratio, reach, row = max(ratios, key=lambda one: abs(math.log(one[0])) / math.log(one[1]))
+        inside = sum(1 / most <= each_ratio <= most for each_ratio, most, _ in ratios)
         why = (
-            f"{where}, {kind}: {inside} of {len(pairs)} loads measured are inside; at {row.setting.load} measured is "
-            f"{percent(ratio)} of predicted, and {percent(1 / reach)} to {percent(reach)} is inside"
+            f"{row.gpu}, host {host or 'not known'}, {'together' if together else 'steady'}: {inside} of {len(each)} "
+            f"loads measured are inside; at {row.setting.load} measured is {percent(ratio)} of predicted, and "
+            f"{percent(1 / reach)} to {percent(reach)} is inside"
         )
-        seen = Interval(ratio)
-        found.append(Verdict.from_interval(CLAIM, row.model, state, why, seen, reach, *(row.point for row in each)))
+        state, points = State.PASSES if inside == len(each) else State.FAILS, (one.point for one in each)
+        found.append(Verdict.from_interval(CLAIM, row.model, state, why, Interval(ratio), reach, *points))
     return found
