@@ -106,7 +106,9 @@ def run_advise(given: argparse.Namespace) -> int:
     if given.quick:
         quick = measured_now(given)
     elif not given.paths:
-        raise BadUsage("no archive was named", "slmserve advise .slm/records.jsonl, or slmserve advise --quick MODEL")
+        raise BadUsage(
+            "no results file was named", "slmserve advise .slm/records.jsonl, or slmserve advise --quick MODEL"
+        )
     model, longest = given.model, given.max_model_len
     curves: Sequence[Curve] = ()
     contents = None

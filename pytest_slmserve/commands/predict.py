@@ -126,7 +126,7 @@ def cost_in(path: Path) -> HostCost:
     except UNUSABLE:
         cost = HostCost(0.0, 0.0)
     if not 0 < cost.fast_s <= cost.middle_s < 1:
-        raise BadUsage(f"{path} tells no cost of a host", hint)
+        raise BadUsage(f"{path} has no host cost", hint)
     return cost
 
 
@@ -144,6 +144,8 @@ def beside_it(
             done = subprocess.run([python, "-c", ASK, asked], capture_output=True, text=True, timeout=ASKED_S)
             told = json_value(done.stdout.splitlines()[-1].encode())
         except (OSError, IndexError, subprocess.TimeoutExpired, *UNUSABLE) as error:
-            raise BadUsage(f"{python} predicts nothing: {error}", "one with `pip install aiconfigurator`") from None
+            raise BadUsage(
+                f"{python} predicts nothing: {error}", "Name a Python that has it, by `pip install aiconfigurator`."
+            ) from None
     why = str(told.pop("why", ""))
     return {int(load): float(rate) for load, rate in told.items()}, why

@@ -131,7 +131,7 @@ def steady_settings(spec: EngineSpec, prompt: int, output: int, gpu: Peaks) -> l
     by_load = {setting.load: setting for setting in found if setting}
     if not by_load:
         problem = f"{spec.model}: how many weights it has, or what its layers keep, is not known"
-        raise BadUsage(problem, "a model of the catalogue, or a folder with its safetensors")
+        raise BadUsage(problem, "Use a model of the catalogue, or a folder with its safetensors.")
     return [*by_load.values()]
 
 
@@ -237,7 +237,7 @@ def gpu_named(name: str) -> Peaks:
     if found := families.get(name.lower()) or gpu_figures.peaks_of(name):
         return found
     known = ", ".join(gpu.family for gpu in families.values())
-    raise BadUsage(f"the data sheet of {name} is not known", f"one of {known}")
+    raise BadUsage(f"the data sheet of {name} is not known", f"Use one of {known}.")
 
 
 LAWS = laws_of(read_json(Path(__file__).with_name("two_laws.json"), "pip install --force-reinstall pytest-slmserve"))
