@@ -95,7 +95,7 @@ def test_an_interval_narrows_with_the_cost_of_the_host_and_with_records():
 def test_records_of_the_model_correct_both_laws_and_the_more_the_nearer(card, host):
     sweep = settings()
     few = factors(sweep[6], [seen(sweep[6], card, host)])
-    hosts = [seen(s, card, host, where=name) for s in sweep for name in "abcdefgh"]
+    hosts = [seen(s, card, host, where=name) for s in sweep for name in "abcde"]
     many = factors(sweep[6], hosts)
     for by_few, by_many, planted in zip(few, many, (card, host)):
         assert by_many == pytest.approx(planted, rel=0.07)
