@@ -69,10 +69,8 @@ def rest_lines(found: Findings) -> FiveLines | None:
     else:
         answer = f"{'PASSES' if state else 'MEASURED'}: {best or 'all is as expected'}"
     why = "; ".join(filter(None, (judged, best if state in (State.FAILS, State.INCONCLUSIVE) else "")))
-    page = f"page: {found.page}" if found.page else ""
-    where = "; ".join(filter(None, (found.shown_again, page)))
     look = gate.LOOKS[state] if state else "open"
-    return FiveLines(answer, why, next_command(found, state), trust_text(found, points), where, look)
+    return FiveLines(answer, why, next_command(found, state), trust_text(found, points), found.where, look)
 
 
 def is_error(failed: str) -> bool:

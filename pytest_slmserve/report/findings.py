@@ -78,6 +78,11 @@ class Findings:
         paths = [min(path, os.path.relpath(path), key=len) for path in self.archives]
         return shlex.join(["slmserve", "report", *paths]) if paths else ""
 
+    @property
+    def where(self) -> str:
+        """Return where the evidence is: the command that shows it again, and the HTML report; empty without either."""
+        return "; ".join(filter(None, (self.shown_again, f"page: {self.page}" if self.page else "")))
+
     def tolerance(self, curve: Curve, label: str) -> float:
         """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""
         found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}

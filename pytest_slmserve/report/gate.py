@@ -343,10 +343,8 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         why = layers[0]
     more = [f"not judged: {' and '.join(gated.refused)}"] if gated.refused else []
     why = "; ".join(filter(None, (why, *more, next_step(gated)[0])))
-    page = f"page: {found.page}" if found.page else ""
-    where = "; ".join(filter(None, (found.shown_again, page)))
     answer = f"{outcome.value.upper()}: {answer}{several}"
-    return FiveLines(answer, why, command_after(gated, found), trust(gated), where, LOOKS[outcome])
+    return FiveLines(answer, why, command_after(gated, found), trust(gated), found.where, LOOKS[outcome])
 
 
 def compared_releases(gated: Gated) -> list[str]:

@@ -8,7 +8,7 @@ from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.verdict import State, all_of
-from pytest_slmserve.report.gate import LOOKS, WORDS
+from pytest_slmserve.report.gate import LOOKS, WORDS, compared_releases
 from pytest_slmserve.report.section import Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, interval_text
 from pytest_slmserve.schema.records import release
@@ -45,8 +45,7 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
     differs between the sides. Nothing if all gates are of the same two, or of one."""
     found = dict[tuple[str, ...], list[Gated]]()
     for gated in gates:
-        sides = tuple(f"{gated.measurements(side)[0].environment.vllm}" for side in SIDES if gated.pairs)
-        if len(set(sides)) > 1:
+        if sides := tuple(compared_releases(gated)):
             found.setdefault(sides, []).append(gated)
     for sides in sorted(found, key=lambda each: [*map(release, each)]) if len(found) > 1 else ():
         rows = [row for gated in found[sides] for row in ledger_rows(gated)]

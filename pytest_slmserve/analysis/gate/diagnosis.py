@@ -206,8 +206,8 @@ def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measureme
     none if an engine did not tell its stages."""
     means = []
     for side in (baseline, candidate):
-        launches = [dict(m.resolved.stages) for m in {m.launch: m for m in side}.values()]
-        starts = [m.resolved.ready_s for m in {m.launch: m for m in side}.values()]
+        resolved = {m.launch: m.resolved for m in side}.values()
+        launches, starts = [dict(each.stages) for each in resolved], [each.ready_s for each in resolved]
         if not launches or not all(launches) or None in starts:
             return ()
         means.append({name: fmean(each.get(name, 0.0) for each in launches) for name in STAGES})
