@@ -1,7 +1,6 @@
 """`bisect`: the first slow release between a good one and a slow one, by gates against the good one."""
 
 import argparse
-import json
 import re
 import subprocess
 import sys
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_slmserve.analysis.compare.changes import side_words
 from pytest_slmserve.analysis.gate.decision import suspects
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
@@ -164,7 +164,4 @@ def side_options(given: argparse.Namespace, release: Release, side: str) -> list
                     why = f"vLLM {release.release} cannot be installed: {done.stderr.strip()[-200:]}"
                     raise BadUsage(why, "--python")
             (place / "installed").touch()
-    options = [f"python={python}"] if python else []
-    options += [f"env={name}={value}" for name, value in release.env.items()]
-    options += [f"arg={name}={json.dumps(value)}" for name, value in release.engine_arg.items()]
-    return [f"--slm-side={side}:{option}" for option in options]
+    return side_words(side, python, release.env.items(), release.engine_arg.items())

@@ -794,9 +794,16 @@ def gate_command(baseline: Measurement, candidate: Measurement, launches: int, s
     words += [] if asked.prompt_tokens is None else [f"--slm-input-len={asked.prompt_tokens}"]
     words += ["--slm-gate-launches=apart", "-o", f"slm_gate_pairs={launches}", f"--slm-gate-margin={shows:.0%}"]
     for side, m in (("baseline", baseline), ("candidate", candidate)):
-        known = [f"env={name}={value}" for name, value in m.spec.env]
-        known += [f"python={m.spec.python}"] if m.spec.python else []
-        known = known or [f"python=/path/to/vllm-{m.environment.vllm}/bin/python"]
-        known += [f"arg={name}={json.dumps(value)}" for name, value in m.spec.extra]
-        words += [f"--slm-side={side}:{option}" for option in known]
+        own = m.spec.python or ("" if m.spec.env else f"/path/to/vllm-{m.environment.vllm}/bin/python")
+        words += side_words(side, own, m.spec.env, m.spec.extra)
     return shlex.join(words)
+
+
+def side_words(
+    side: str, python: str, env: Iterable[tuple[str, str]], arguments: Iterable[tuple[str, Any]]
+) -> list[str]:
+    """Return the options of pytest for one side of a gate. python: its interpreter, if it has one of its own."""
+    options = [f"python={python}"] if python else []
+    options += [f"env={name}={value}" for name, value in env]
+    options += [f"arg={name}={json.dumps(value)}" for name, value in arguments]
+    return [f"--slm-side={side}:{option}" for option in options]
