@@ -1,2 +1,4 @@
-"""Functions over records: statistics, metrics, points, curves, gates, claims, advice. Nothing here measures, prints
-or reads a file."""
+"""Functions that compute statistics, metrics, points, curves, gates, claims and recommendations from records.
+
+No function here measures, prints, or reads a file other than the package's own tables.
+"""

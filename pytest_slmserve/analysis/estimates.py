@@ -1,10 +1,9 @@
-"""Means, percentiles and 95 % intervals; and those of differences on hosts whose noise is not white.
+"""Means, percentiles and 95% confidence intervals, also of differences on hosts whose noise is not white.
 
-Three levels: the course of a window, windows, launches. Windows scatter more than their own courses tell, since the
-noise of a host is slow; the factor by which they do is about the same at all loads of a sweep, where the noise itself
-differs by a hundred. So what is pooled over loads is that factor, and only as far as it is alike: each variance is
-drawn towards the common one by as much as the variances agree (Smyth 2004, "Linear models and empirical Bayes methods",
-section 6.2). Where points were measured equally often by several launches, the launch is the unit.
+Windows vary more than their own courses predict, because the noise of a host is slow. The factor is about the same at
+all loads of a sweep, although the noise differs by a factor of 100. So the factor is pooled over the loads: each
+variance is drawn towards the common one, the more so the better they agree (Smyth 2004, "Linear models and empirical
+Bayes methods", section 6.2). If several launches measured the points equally often, the launch is the unit.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from pytest_slmserve.schema.records import FIGURE, Run
 TINY = 1e-300
 CLOSE = 1e-14
 TERMS = 500
-POINTS = 400  # of an integral over the spread that a sample may have
+POINTS = 400  # of an integral over the standard deviation of a sample
 NORMAL = NormalDist()
 
 
 def survival(t: float, df: float) -> float:
-    """Return P(T > t) for `df` degrees of freedom, a whole number or not. Raises ValueError if there is none.
+    """Return P(T > t) of Student's t for `df` >= 1 degrees of freedom, or raise ValueError.
 
     The incomplete beta function is a continued fraction, by Lentz's method as modified by Thompson and Barnett (1986).
     """
@@ -38,7 +37,7 @@ def survival(t: float, df: float) -> float:
     whole = float(x >= 1)  # of the incomplete beta function
     if 0 < x < 1:
         log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-        if other_side := x >= (a + 1) / (a + b + 2):  # where the fraction converges slowly
+        if other_side := x >= (a + 1) / (a + b + 2):  # because the fraction converges slowly there
             a, b, x = b, a, 1 - x
         c, d = 1.0, 1 / ((1 - (a + b) * x / (a + 1)) or TINY)
         found = d
@@ -55,8 +54,7 @@ def survival(t: float, df: float) -> float:
 
 
 def least(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) -> float:
-    """Return the least number above `low` from which on something is `enough`, to the last digit. high: where to
-    begin."""
+    """Return the least number above `low` from which on `enough` is true, to the last digit."""
     while not enough(high):
         low, high = high, 2 * high
     while (middle := (low + high) / 2) not in (low, high):
@@ -66,15 +64,16 @@ def least(enough: Callable[[float], bool], low: float = 0.0, high: float = 1.0) 
 
 @lru_cache(maxsize=1024)
 def t_above(tail: float, df: float) -> float:
-    """Return the t that a share `tail` of all values lies above, 0 < tail <= 0.5: exact for small tails too."""
+    """Return the value that Student's t exceeds with probability `tail`, 0 < tail <= 0.5, exact for small tails too."""
     return least(lambda t: survival(t, df) <= tail)
 
 
 @lru_cache(maxsize=256)
 def chi_square_above(tail: float, df: int) -> float:
-    """Return the chi-square that a share `tail` of all values lies above, 0 < tail < 1, for 1 or more degrees of
-    freedom: its tail has a closed form, of which each two degrees add a term (Abramowitz and Stegun 1964, 26.4.4 and
-    26.4.5)."""
+    """Return the value that chi-square with `df` >= 1 degrees of freedom exceeds with probability `tail`, 0 < tail < 1.
+
+    The tail has a closed form (Abramowitz and Stegun 1964, 26.4.4 and 26.4.5).
+    """
 
     def above(x: float) -> float:
         half, first = x / 2, 1.0 if df % 2 == 0 else 0.5
@@ -87,11 +86,9 @@ def chi_square_above(tail: float, df: int) -> float:
 
 @lru_cache(maxsize=1024)
 def shift(power: float, critical: float, df: int) -> float:
-    """Return the distance of the true mean from 0, in its standard errors, at which t exceeds `critical` with
-    probability `power`, 0.5 <= power < 1.
+    """Return the true mean, in standard errors, at which t exceeds `critical` with probability `power` (0.5 to 1).
 
-    The distribution is noncentral t, as a normal value over a spread with its own probabilities: standard deviations of
-    samples over the true one are chi over the root of df.
+    Noncentral t is a normal value over a relative standard deviation, which is distributed as chi over the root of df.
     """
     step = (1 + 10 / math.sqrt(2 * df)) / POINTS
     log_front = math.log(2 * step) + df / 2 * math.log(df / 2) - math.lgamma(df / 2)
@@ -104,42 +101,43 @@ def shift(power: float, critical: float, df: int) -> float:
     return least(exceeded)
 
 
-MAX_LOG = 700.0  # exp of a little more is no float
+MAX_LOG = 700.0  # exp() overflows slightly above
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its 95 % interval; low and high are None where the noise is unknown."""
+    """Estimate with its confidence interval (95%, or wider for several comparisons).
+
+    Both ends are None if the noise is unknown.
+    """
 
     value: float
     low: float | None = None
     high: float | None = None
 
     def mapped(self, rising: Callable[[float], float]) -> Interval:
-        """Return the interval of a rising function of what is estimated."""
         low, high = (None if end is None else rising(end) for end in (self.low, self.high))
         return Interval(rising(self.value), low, high)
 
 
 def ends(seen: Interval) -> tuple[float, float]:
-    """Both ends of an interval, as wide as can be where the noise is unknown."""
+    """Return both ends of an interval, infinite if unknown."""
     return (-math.inf if seen.low is None else seen.low, math.inf if seen.high is None else seen.high)
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that were measured, None if there is none."""
     known = [v for v in values if v is not None]
     return fmean(known) if known else None
 
 
 def per_second(number: float, window_s: tuple[float, float]) -> float:
-    """Return a rate over a window; 0 where it has no extent, as that of a load of which no request was answered."""
+    """Return a rate over a window, or 0 if the window is empty because no request was answered."""
     opens, closes = window_s
     return number / (closes - opens) if closes > opens else 0.0
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """Quantile with linear interpolation between order statistics; share from 0 to 1. None of nothing."""
+    """Return the quantile at `share` (0 to 1), interpolated linearly, or None without values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -149,8 +147,8 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def sample_sd(values: Sequence[float]) -> float:
-    """Return the standard deviation of a sample of two or more, the same in any order of the values. `statistics.stdev`
-    computes in fractions, whose last digits cost a gate that is drawn a thousand times most of its time."""
+    """Return the standard deviation of two or more values, independent of their order."""
+    # `statistics.stdev` computes in fractions, which would take most of the time when a gate is drawn 1,000 times.
     ordered = sorted(values)
     away = [v - ordered[0] for v in ordered]
     centre = fmean(away)
@@ -158,24 +156,23 @@ def sample_sd(values: Sequence[float]) -> float:
 
 
 def growth(log: float) -> float:
-    """Relative change that a difference of logs stands for: exp(log) - 1, infinite where that is too large."""
+    """Return exp(log) - 1, the relative change for a difference of logarithms; inf on overflow."""
     return math.expm1(log) if log < MAX_LOG else math.inf
 
 
 def factor(log: Interval) -> Interval:
-    """Return a difference of logs as a factor."""
+    """Return the interval of exp(log)."""
     return log.mapped(lambda end: growth(end) + 1)
 
 
 def times(seen: Interval) -> str:
-    """Return a factor and its interval, if it has one: "1.23 times (95 %: 1.2 to 1.26)"."""
+    """Return text such as "1.23 times (95 %: 1.2 to 1.26)"."""
     ends = "" if seen.low is None or seen.high is None else f" (95 %: {seen.low:.3g} to {seen.high:.3g})"
     return f"{seen.value:.3g} times{ends}"
 
 
 def student_interval(values: Sequence[float], value: float | None = None) -> Interval:
-    """Return the mean of independent repeats with its interval (none for one repeat), or that interval around
-    `value`."""
+    """Return the mean of independent repeats, or `value`, with Student's 95% interval, which needs two repeats."""
     centre = fmean(values)
     shown = centre if value is None else value
     if len(values) < 2:
@@ -185,7 +182,7 @@ def student_interval(values: Sequence[float], value: float | None = None) -> Int
 
 
 def sd_interval(sd: float, df: int) -> Interval:
-    """Return a standard deviation of normal values with its interval, which is none without degrees of freedom."""
+    """Return a standard deviation of normal values with its 95% interval, which needs one degree of freedom."""
     if df < 1:
         return Interval(sd)
     low, high = (sd * math.sqrt(df / chi_square_above(tail, df)) for tail in (TAIL, 1 - TAIL))
@@ -193,19 +190,19 @@ def sd_interval(sd: float, df: int) -> Interval:
 
 
 def possible(seen: Interval, most: float = math.inf) -> Interval:
-    """Return the part of an interval that can be, between 0 and `most`; where no part of it can be, there is none."""
+    """Return the part of an interval between 0 and `most`, or no interval if there is no part."""
     if seen.low is None or seen.high is None or seen.high < 0 or seen.low > most:
         return Interval(seen.value)
     return Interval(seen.value, max(seen.low, 0.0), min(seen.high, most))
 
 
 def percent(share: float) -> str:
-    """0.0789 as "7.9 %"."""
+    """Return 0.0789 as "7.9 %"."""
     return f"{round(100 * share, 1) + 0.0:g} %"
 
 
 def percent_interval(seen: Interval) -> str:
-    """Return an estimate and its interval, if it has one: "7.9 % (95 %: 7.1 % to 8.7 %)"."""
+    """Return text such as "7.9 % (95 %: 7.1 % to 8.7 %)"."""
     if seen.low is None or seen.high is None:
         return percent(seen.value)
     return f"{percent(seen.value)} (95 %: {percent(seen.low)} to {percent(seen.high)})"
@@ -216,14 +213,15 @@ P = ParamSpec("P")
 
 
 def once(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
-    """Decorate a function of a run so that each run computes it once for the same further arguments. The answer is kept
-    with the run, for as long as that lives. Nobody may change it."""
+    """Decorate a function of a run, to compute it once per run and further arguments.
+
+    The run stores the result, which callers must not change, until its columns leave the memory.
+    """
     return _kept(quantity, "columns")
 
 
 def once_for_all(quantity: Callable[Concatenate[Run, P], T]) -> Callable[Concatenate[Run, P], T]:
-    """Decorate a function as `once`, whose answer is a number or a few: it is kept also when the columns of the run
-    leave the memory."""
+    """Decorate a function like `once`, but store its result, one or a few numbers, as long as the run lives."""
     return _kept(quantity, FIGURE)
 
 
@@ -244,25 +242,26 @@ K = TypeVar("K", bound=Hashable)
 
 
 def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Lists of values by their key, in the order first met."""
+    """Return lists of values by key, in the order first met."""
     found: dict[K, list[T]] = {}
     for value in values:
         found.setdefault(key(value), []).append(value)
     return found
 
 
-# A look after 3 pairs would save on quiet hosts what it costs on others: four unchanged endpoints take 3.0 pairs and
-# not 4.0 at a noise of 0.3 %, but 5.0 and not 4.5 at 1 %. And it errs more: t has 2 degrees of freedom there, a small
-# spread is often luck, and at 2 % of candidates 5 % worse 2.4 in ten thousand pass and not 0.9 (a million gates each).
+# An analysis after 3 pairs would save as much on quiet hosts as it costs on others: four unchanged endpoints take 3.0
+# pairs instead of 4.0 at a noise of 0.3%, but 5.0 instead of 4.5 at 1%. It would also err more, because t has 2 degrees
+# of freedom there, and a small standard deviation is often luck. At a noise of 2%, 2.4 in 10,000 candidates that are 5%
+# worse would pass instead of 0.9 (a million gates each).
 FIRST_LOOKS = (4, 6, 8, 12)
-GROWTH = 1.5  # of the number of pairs, between later looks
-SMALL_SAMPLES = 1.15  # with 3 to 11 degrees of freedom the approach spends 10 to 14 % more than planned (simulated)
+GROWTH = 1.5  # factor between the numbers of pairs at later analyses
+SMALL_SAMPLES = 1.15  # with 3 to 11 degrees of freedom the method spends 10 to 14% more than planned (simulated)
 GRID = 200  # intervals
-REACH = 7.0  # standard deviations; nothing that matters lies farther out
+REACH = 7.0  # standard deviations, beyond which the density is negligible
 
 
 def looks_until(pairs: int) -> tuple[int, ...]:
-    """Return numbers of pairs at which to look: 4, 6, 8, 12, then half as many more each time, and last at `pairs`."""
+    """Return the numbers of pairs at interim analyses: 4, 6, 8, 12, then 1.5 times as many each, finally `pairs`."""
     looks = [n for n in FIRST_LOOKS if n <= pairs]
     while looks and (later := 2 * round(looks[-1] * GROWTH / 2)) <= pairs and looks[-1] >= FIRST_LOOKS[-1]:
         looks.append(later)
@@ -271,23 +270,25 @@ def looks_until(pairs: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def boundaries(looks: tuple[int, ...], maximum: int, alpha: float) -> tuple[float, ...]:
-    """Return critical values of t at each look, so that one of them is exceeded with probability `alpha` at most if
-    nothing has changed. maximum: pairs at which all of it is spent."""
+    """Return critical values of t, one of which an unchanged candidate exceeds with a probability of at most `alpha`.
+
+    Args:
+        looks: number of pairs at each interim analysis.
+        maximum: number of pairs by which all of `alpha` is spent.
+    """
     return tuple(t_above(tail, n - 1) for tail, n in zip(tails(looks, maximum, alpha), looks))
 
 
 def spent(share: float, alpha: float) -> float:
-    """Return the part of `alpha` to be spent at this share of the pairs (Lan and DeMets 1983, Pocock's kind)."""
+    """Return the part of `alpha` to spend up to this share of the pairs (Lan and DeMets 1983, Pocock type)."""
     return alpha * math.log(1 + (math.e - 1) * min(1.0, share))
 
 
 @lru_cache(maxsize=256)
 def tails(looks: tuple[int, ...], maximum: int, alpha: float, over: bool = False) -> tuple[float, ...]:
-    """Return the tail probability at each boundary, taken by itself, for sums of standard normal increments. over: the
-    last look is the last of all, so what is left of `alpha` is spent there.
+    """Return the marginal tail probability at each boundary, for sums of standard normal increments.
 
-    `density` is that of the sum at the last look, of those paths which no boundary has stopped, on a grid whose
-    `weights` are those of Simpson's rule.
+    If `over`, the last analysis spends the rest of `alpha`.
     """
 
     def rare(spend: float, step: float, sums: Sequence[tuple[float, float]], stop: float) -> bool:
@@ -296,12 +297,13 @@ def tails(looks: tuple[int, ...], maximum: int, alpha: float, over: bool = False
     planned = [spent(1.0 if over and n == looks[-1] else n / maximum, alpha / SMALL_SAMPLES) for n in looks]
     found, last = [planned[0]], looks[0]
     sums = _grid(last, NORMAL.inv_cdf(1 - planned[0]) * math.sqrt(last))
+    # Density of the sum at the last analysis, over the paths that no boundary has stopped.
     density = [NORMAL.pdf(s / math.sqrt(last)) / math.sqrt(last) for s in sums]
     for n, spend in zip(looks[1:], (after - before for before, after in pairwise(planned))):
         step, third = math.sqrt(n - last), (sums[1] - sums[0]) / 3
         simpson = [third, *(third * (4 if i % 2 else 2) for i in range(1, GRID)), third]
         weights = [w * d for w, d in zip(simpson, density)]
-        # The sum that is exceeded, now and not before, with probability `spend`.
+        # The sum that is exceeded for the first time at this analysis with probability `spend`.
         stop = least(partial(rare, spend, step, [*zip(weights, sums)]), high=REACH * math.sqrt(n))
         found.append(NORMAL.cdf(-stop / math.sqrt(n)))
         following = _grid(n, stop)
@@ -315,14 +317,18 @@ def _grid(n: int, stop: float) -> list[float]:
     return [low + (stop - low) * i / GRID for i in range(GRID + 1)]
 
 
-TAIL = 0.025  # outside each end of a 95 % interval
-MINUTES = 0.37  # variance common to repeats within 15 s, over that between them: studies/minutes_apart.py
-LEAST = 1e-5  # of the median variance: repeats that are equal by chance have no logarithm of one
+TAIL = 0.025  # probability outside each end of a 95% interval
+MINUTES = 0.37  # variance common to repeats within 15 s / variance between them (studies/minutes_apart.py)
+LEAST = 1e-5  # of the median variance: a floor, because the variance of equal repeats has no logarithm
 
 
 class Repeat(NamedTuple):
-    """One repeat of a positive figure. at: when it was measured (ISO 8601). launch: of the engine. within: relative
-    variance of its mean by the course of its own window; None where that tells nothing."""
+    """One repeat of a positive figure.
+
+    Attributes:
+        at: time of the measurement (ISO 8601).
+        within: relative variance of the mean, estimated from its own window; None if unknown.
+    """
 
     value: float
     at: str = ""
@@ -334,9 +340,13 @@ Sample = tuple[Repeat, ...]
 
 
 class Contrast(NamedTuple):
-    """Difference of the logarithms of two means. scale: its variance, were the courses of the windows all that there
-    is. ratio: variance that the repeats show, over that; df: its degrees of freedom, 0 for an unknown ratio. in_turn:
-    several repeats, paired in time."""
+    """Difference of the logarithms of two means.
+
+    Attributes:
+        scale: its variance as predicted from the courses of the windows.
+        ratio: observed over predicted variance, with `df` degrees of freedom (0 if it is unknown).
+        in_turn: whether several repeats were paired in time.
+    """
 
     value: float
     scale: float
@@ -346,35 +356,34 @@ class Contrast(NamedTuple):
 
 
 class Prior(NamedTuple):
-    """Variance that all have in common, and the degrees of freedom that it is worth to each. most: those of all."""
+    """Variance common to all samples. It is worth `df` degrees of freedom to each, and all have `most`."""
 
     ratio: float
     df: float
     most: float
 
 
-@dataclass(frozen=True)  # no slots: the prior takes a while to compute, and is kept
+@dataclass(frozen=True)  # no slots: cached_property keeps the prior, which takes a while to compute
 class Differences:
-    """Differences between samples of repeats, those next to each other alike: of a sweep ascending by load. minutes:
-    see `contrast`."""
+    """Logarithmic differences between samples, of which neighbors are similar, for example in a sweep by load."""
 
     samples: tuple[Sample, ...]
     minutes: float = MINUTES
 
     @cached_property
     def known(self) -> bool:
-        """Whether anything was repeated. Without repeats no noise is known, and intervals have no ends."""
+        """Whether anything was repeated. If not, the noise is unknown."""
         return any(len(sample) > 1 for sample in self.samples)
 
     @cached_property
     def _paired(self) -> Prior:
-        """Of differences between neighbours that were measured in turn: a slow course of the host is in samples, not in
-        these. Two that share a sample have a correlation of -1/2, so their variances have one of 1/4, and fewer degrees
-        of freedom together (Satterthwaite 1946). Where there are none: of samples."""
+        # A slow course of the host is in the samples, but not in differences between neighbors measured in turn.
         found = [contrast(a, b) for a, b in pairwise(self._told)]
         each = [c.df if c.in_turn else 0 for c in found]
         if not (total := sum(each)):
             return self._levels
+        # Two differences that share a sample have a correlation of -1/2. So their variances have one of 1/4, and fewer
+        # degrees of freedom together (Satterthwaite 1946).
         shared = sum(map(min, each, each[1:]))
         most = total**2 / (total + shared / 2)
         return prior([(c.ratio, c.df) for c in found if c.in_turn])._replace(most=most)
@@ -390,16 +399,16 @@ class Differences:
         return tuple(tuple(r._replace(within=None) for r in sample) for sample in self.samples)
 
     def between(self, first: int, second: int, tail: float = TAIL) -> Interval:
-        """ln(mean of the second sample / mean of the first), and its interval. tail: probability outside each end."""
+        """Return ln(second mean / first mean) and its interval, with probability `tail` outside each end."""
         if first == second:
             return Interval(0.0, 0.0, 0.0)
         found = contrast(self._told[first], self._told[second], self.minutes)
-        alone = Prior(found.ratio, math.inf, found.df)  # where nothing else tells of the noise
+        alone = Prior(found.ratio, math.inf, found.df)  # if no other sample shows the noise
         common = self._paired if found.in_turn else self._levels if len(self.samples) > 2 else alone
         return self._interval(found, common, tail)
 
     def mean(self, number: int, tail: float = TAIL) -> Interval:
-        """ln(mean of a sample), and its interval. tail: probability outside each end."""
+        """Return ln(mean of a sample) and its interval, with probability `tail` outside each end."""
         sample = self._told[number]
         value, scale = math.log(fmean(r.value for r in sample)), fmean(map(_within, sample)) / len(sample)
         return self._interval(Contrast(value, scale, *_spread(sample), in_turn=False), self._levels, tail)
@@ -413,13 +422,14 @@ class Differences:
 
 
 def contrast(first: Sequence[Repeat], second: Sequence[Repeat], minutes: float = MINUTES) -> Contrast:
-    """Return the contrast of two samples. Their repeats are paired with neighbours in time if all were measured in
-    turn, and each pair is of one launch if both samples are of the same.
+    """Return the contrast of two samples, paired in time if they have equal sizes and were measured in turn.
 
-    minutes: variance that the repeats of one launch have in common, over that between them. It counts where one sample
-    was measured after the other by other launches: repeats lie seconds apart, and samples minutes. Two of them are
-    often alike by luck, so windows then scatter at least as their own courses tell. 0: the reader of the contrast adds
-    what launches differ by."""
+    Args:
+        minutes: variance common to repeats of one launch / variance between them. It is added if one sample followed
+            the other, by different launches, because samples are minutes apart and repeats seconds. Few repeats often
+            agree by luck, so windows then vary at least as much as their courses predict. With 0, the caller adds the
+            variance of launches.
+    """
     value = math.log(fmean(r.value for r in second) / fmean(r.value for r in first))
     courses = [fmean(map(_within, sample)) for sample in (first, second)]
     scale = sum(course / len(sample) for course, sample in zip(courses, (first, second)))
@@ -446,7 +456,7 @@ def contrast(first: Sequence[Repeat], second: Sequence[Repeat], minutes: float =
 
 
 def launch_means(values: Iterable[tuple[object, float]]) -> list[float]:
-    """Means of each launch where there are several that measured equally often, else the values."""
+    """Return the mean of each launch if several launches measured equally often, else the values."""
     each = [[value for _, value in of_one] for of_one in grouped(values, itemgetter(0)).values()]
     even = len(each) > 1 and len({*map(len, each)}) == 1
     return [fmean(of_one) for of_one in each] if even else [value for of_one in each for value in of_one]
@@ -465,7 +475,7 @@ def _within(repeat: Repeat) -> float:
 
 
 def moderated(ratio: float, df: int, common: Prior) -> tuple[float, float]:
-    """Return a variance drawn towards the common one, and its degrees of freedom: no more than all have."""
+    """Return a variance drawn towards the common one, and its degrees of freedom, at most those of all samples."""
     if math.isinf(common.df):
         return common.ratio, max(common.most, 1)
     whole = common.df + df
@@ -473,9 +483,10 @@ def moderated(ratio: float, df: int, common: Prior) -> tuple[float, float]:
 
 
 def prior(variances: Sequence[tuple[float, int]]) -> Prior:
-    """Return what variances with their degrees of freedom have in common, by the mean and the scatter of their
-    logarithms. If they are equal in all but chance, it is the pooled variance, worth any number of degrees of
-    freedom."""
+    """Return the common part of variances with their degrees of freedom, from the mean and scatter of their logarithms.
+
+    If only chance separates them, it is the pooled variance with infinite degrees of freedom.
+    """
     total = sum(df for _, df in variances)
     pooled = Prior(sum(v * df for v, df in variances) / total if total else 0.0, math.inf, total)
     floor = LEAST * sorted(v for v, _ in variances)[len(variances) // 2] if variances else 0.0
@@ -486,14 +497,13 @@ def prior(variances: Sequence[tuple[float, int]]) -> Prior:
     beyond = variance(logs) - fmean(second for _, second in chance)
     if beyond <= 0:
         return pooled
-    # The x whose trigamma is `beyond`: it falls with x.
+    # The x at which trigamma, which falls with x, is `beyond`.
     half = math.exp(least(lambda log: digammas(math.exp(log))[1] <= beyond, math.log(1e-3), math.log(1e6)))
     return Prior(math.exp(fmean(logs) + digammas(half)[0] - math.log(half)), 2 * half, total)
 
 
 def digammas(x: float) -> tuple[float, float]:
-    """Return the first and the second derivative of ln gamma(x), digamma and trigamma, for x > 0 (Abramowitz and Stegun
-    1964, 6.3.5, 6.3.18, 6.4.6 and 6.4.12)."""
+    """Return digamma and trigamma of x > 0 (Abramowitz and Stegun 1964, 6.3.5, 6.3.18, 6.4.6 and 6.4.12)."""
     first = second = 0.0
     while x < 6:
         first, second, x = first - 1 / x, second + 1 / x**2, x + 1

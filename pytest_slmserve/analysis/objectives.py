@@ -1,4 +1,4 @@
-"""Objectives of a user: a verdict on whether requests keep an SLO, with the limit that they break, and by how much."""
+"""Verdicts on whether requests meet an SLO, with the limit that is broken and by how much."""
 
 import math
 from collections.abc import Sequence
@@ -25,18 +25,21 @@ CLAIM = "slo"
 
 
 def slo_of(slo: str | Slo, share: float) -> Slo:
-    """Return the SLO of words like "ttft:200ms,tpot:50ms". Raises BadUsage for what is none, and for a share of
-    requests that no measurement can show."""
+    """Return the SLO of a text such as "ttft:200ms,tpot:50ms".
+
+    Raises:
+        BadUsage: if the text is not an SLO, or `share` is not between 0 and 1.
+    """
     if not (isinstance(share, int | float) and 0 < share < 1):
         raise BadUsage(f"share={share!r} is not a share of the requests between 0 and 1", "share=0.99")
     return parse_slo(slo) if isinstance(slo, str) else slo
 
 
 def keeps(slo: Slo, share: float, subject: str, repeats: Sequence[ReplicaGroup], records: tuple[str, ...]) -> Verdict:
-    """Return the verdict on whether at least a share of the requests keeps every limit of an SLO.
+    """Return the verdict on whether at least a share of the requests meets every limit of an SLO.
 
-    value: the share that did, over all repeats, failed requests among those that did not. Its 95 % interval is that of
-    so many independent requests (Wilson 1927) or, if that is wider, that of the repeats' shares. n: the requests.
+    Its value is the share over all repeats, in which failed requests count as not met. The 95% interval is that of
+    independent requests (Wilson 1927) or, if that is wider, of the repeats' shares.
     """
     claim = f"{CLAIM} {slo}"
     found = goodput_of(slo, *repeats)
@@ -64,8 +67,7 @@ def _share_kept(good: int, requests: int) -> Interval:
 
 
 def _broken(slo: Slo, share: float, repeats: Sequence[ReplicaGroup]) -> str:
-    """Return a clause on the limit that the fewest requests keep: "TTFT is up to 312 ms for 95 % of them, 56 % above
-    its limit of 200 ms"."""
+    """Return a clause on the limit least often met: "TTFT is up to 312 ms for 95 % of them, 56 % above its limit"."""
     rows = [row for group in repeats for m in group for row in request_seconds(slo, m)]
     kept = {name: fmean(row[name] <= limit for row in rows) for name, limit in slo.bounds.items()}
     worst = min(kept, key=lambda name: kept[name])

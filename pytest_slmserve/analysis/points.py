@@ -1,4 +1,4 @@
-"""Points: the figures of a load of one engine, of a job, or of several engines together, over the valid repeats."""
+"""Points: figures of a load of one engine, a fixed-size workload (job), or several engines, over valid repeats."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from pytest_slmserve.schema.specs import (
     short_hash,
 )
 
-FoundRepeat = tuple[ReplicaGroup, CheckResult]  # a repeat, and what was found wrong with it
-CONTINUOUS = "continuous"  # how vLLM batches: a request joins at the next step, and leaves when it has ended
-AT_ONCE_S = 0.05  # a client needs a moment to send hundreds of requests
-# Variance of the logarithm of the tokens of a busy second of a window of 1 s, over its seconds. In the committed
-# archives windows of 2.0, 2.5, 3.4 and 4.9 s of one load and launch scatter by 2.4, 1.5, 1.2 and 0.8 %, parts of 1, 2
-# and 4 s of longer windows by 2.0, 1.3 and 0.6 %.
+FoundRepeat = tuple[ReplicaGroup, CheckResult]  # a repeat and the findings on it
+CONTINUOUS = "continuous"  # vLLM's batching: a request joins at the next step, and leaves when it has ended
+AT_ONCE_S = 0.05  # time in which a client can send hundreds of requests
+# Variance of the logarithm of tokens per busy second in a window of 1 s; longer windows have less. In the committed
+# results files, windows of 2.0, 2.5, 3.4 and 4.9 s of one load and launch have standard deviations of 2.4, 1.5, 1.2 and
+# 0.8%. Parts of 1, 2 and 4 s of longer windows have 2.0, 1.3 and 0.6%.
 COUNTED = 0.0004
-# Figures that no result has: it comes at once, so its only latency is E2E, and nothing is decoded.
+# Figures of generated text. An embedding or a score arrives at once, so its only latency is E2E.
 OF_TOKENS = re.compile(r"(ttft|tpot|itl)_.*|normalized_latency_s|little|decode_(dram|tensor)|saturation_gap")
-# Figures of the device that replicas share.
+# Figures of the device, which replicas share.
 OF_THE_DEVICE = (
     *("gpu_util", "engine_active", "sm_active", "sm_occupancy", "tensor_active", "dram_active"),
     *("power_w", "power_capped", "power_imbalance", "own_cores", "energy_per_token_j"),
@@ -52,16 +52,13 @@ OF_THE_DEVICE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary(gpu_figures.SensorFigures):
-    """Figures over the steady window; None is "not measured". Latencies are in seconds, of the requests by which this
-    kind of load is judged (`window`); tpot: per output token after the first; itl: gaps between tokens.
+    """Figures over the steady window; None if not measured. `docs/metrics-and-terms.md` defines most of them.
 
-    batch: sequences that a step really held. kv_usage: largest share of the KV blocks in use. roofline_fraction:
-    output tokens/s over what the GPU's data sheet allows at this batch. little: deviation of Little's law, relative.
-    tokens_per_busy_s: output tokens over the time in which a kernel ran; None without profiling counters, and of
-    engines whose kernels overlap (MPS). energy_per_token_j: over the time between readings of the energy counter.
-    unexplained, bound: see `step_time`. acceptance_length: tokens that a step gave a sequence with a draft.
-    decode_dram, decode_tensor: shares of the time in which those were active while no prompt was processed, and
-    saturation_gap is of them.
+    Attributes:
+        little: relative deviation from Little's law.
+        tokens_per_busy_s: None without profiling counters, or if kernels of several engines overlap (MPS).
+        unexplained, bound: see `StepTime`.
+        decode_dram, decode_tensor: activity while no prompt was processed, which `saturation_gap` compares.
     """
 
     e2e_s: float | None = None
@@ -104,10 +101,13 @@ class Summary(gpu_figures.SensorFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary(Summary):
-    """Figures of one repeat of a job, over the whole of it. batch: at a rate the mean number of admitted requests,
-    because the engine idles at times. rate: at which requests arrived, in fact; None if all came at once. waste: share
-    of what its batches computed for sequences that had ended, or for padding; None if batches are made anew at every
-    step."""
+    """Figures of one repeat of a fixed-size workload, over all of its time.
+
+    Attributes:
+        batch: mean number of admitted requests if they arrive at a rate, because the engine idles at times.
+        rate: measured arrival rate; None if all requests arrived at once.
+        waste: share of the computed tokens that are padding or of ended sequences; None with continuous batching.
+    """
 
     rate: float | None = None
     seconds: float | None = None
@@ -117,12 +117,14 @@ class JobSummary(Summary):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaSummary(Summary):
-    """Figures of one repeat of several engines, over the span that their windows have in common, or over whole convoys
-    of each if requests start together. Figures of sensors are the device's.
+    """Figures of several engines over the common span of their windows, or over lockstep cycles after a burst.
 
-    output_tokens_per_s: of all engines. each_tokens_per_s: of each engine in the span. sum_tokens_per_s: of each engine
-    over its own window, added up (the paper's way). Latencies: of all requests that ended in the span, pooled; ITL of
-    each engine's own window. largest_e2e_s: the largest of the engines' means (the paper's way).
+    Figures of sensors are those of the device. Latencies are pooled over all requests.
+
+    Attributes:
+        output_tokens_per_s: of all engines.
+        sum_tokens_per_s: sum of the rates over each engine's own window (the paper's way).
+        largest_e2e_s: largest mean E2E of an engine (the paper's way).
     """
 
     each_tokens_per_s: tuple[float, ...] = ()
@@ -132,14 +134,20 @@ class ReplicaSummary(Summary):
 
 @dataclass(frozen=True, kw_only=True)
 class Point(Summary):
-    """One case: its figures are means over the repeats used (of percentiles too), None if there is none. Used are the
-    clean repeats; if there is none, the degraded ones; never an invalid one.
+    """Figures of one load: means over the repeats used (of percentiles too), or None if unknown.
 
-    concurrency: concurrent requests, in all engines. each: figures of each repeat used, in the order measured. repeats,
-    e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each. used: measurements of each repeat, one
-    for each engine; records: their ids. left_out: number of repeats not used; problems: what was wrong with them.
-    degraded: what the sensors say against those used. noise: what disturbed the host while those used were made. told:
-    takes the verdicts that a test asks of it.
+    The clean repeats are used or, without any, the degraded ones, but never an invalid one.
+
+    Attributes:
+        concurrency: concurrent requests in all engines.
+        repeats, e2e_repeats, batch_repeats: output tokens/s, mean E2E and mean batch of each repeat used.
+        records: ids of the measurements used.
+        each: figures of each repeat used.
+        used: measurements of each repeat used, one per engine.
+        left_out: number of other repeats.
+        problems: why these are not used.
+        degraded, noise: findings on the repeats used, by the sensors and on the host.
+        told: receives the verdicts of `meets`.
     """
 
     concurrency: int = 0
@@ -157,22 +165,26 @@ class Point(Summary):
 
     @property
     def valid(self) -> bool:
-        """True if a claim may rest on it. One valid repeat is enough, and rates and latencies are positive numbers."""
+        """True if a claim may use the point: it has a repeat, and all rates and latencies are positive."""
         numbers = (*self.repeats, *self.e2e_repeats)
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
 
     def goodput(self, slo: str | Slo) -> Goodput | None:
-        """Requests that kept every limit of `slo`, such as "ttft:200ms,tpot:50ms", over all repeats used: their share
-        (`.attainment`) and rate (`.per_s`). None without a valid repeat. Raises BadUsage for what is no SLO, and for a
-        limit on ITL."""
+        """Return the share and the rate of the requests that met an SLO, or None without a valid repeat.
+
+        Raises:
+            BadUsage: if `slo` is not an SLO such as "ttft:200ms,tpot:50ms", or limits ITL.
+        """
         limits = window.parse_slo(slo) if isinstance(slo, str) else slo
         return window.goodput_of(limits, *self.used) if self.used else None
 
     def meets(self, slo: str | Slo, share: float = objectives.SHARE) -> Verdict:
-        """Return the verdict on whether a share of the requests keeps every limit of `slo`, such as
-        "ttft:200ms,tpot:50ms", over all repeats used, with the limit that is broken, and by how much. `assert` it: it
-        is inconclusive if noise, or the number of requests, leaves it open. Raises BadUsage for what is no SLO, for a
-        limit on ITL, and for a share that is not between 0 and 1."""
+        """Return the verdict, to be asserted, on whether a share of the requests meets an SLO.
+
+        Raises:
+            BadUsage: if `slo` is not an SLO such as "ttft:200ms,tpot:50ms" or limits ITL, or `share` is not between 0
+                and 1.
+        """
         limits = objectives.slo_of(slo, share)
         model = short_name(self.used[0][0].spec.model) if self.used else "nothing measured"
         verdict = objectives.keeps(limits, share, f"{model} at concurrency {self.concurrency}", self.used, self.records)
@@ -181,8 +193,10 @@ class Point(Summary):
         return verdict
 
     def on_hosts_of(self, other: Point) -> Point | None:
-        """Return the point of those repeats that a host of `other` made, in the same boot; None if there is none. The
-        point itself if a host is not known. Of hosts of one kind with the same GPU some serve twice as much."""
+        """Return the point of the repeats from hosts (and boots) of `other`, or None without any.
+
+        If a host is unknown, it is the point itself. Hosts of one kind with the same GPU can differ by a factor of two.
+        """
         mine = list(chain.from_iterable(self.used))
         here, there = records.hosts_of(mine), records.hosts_of(chain.from_iterable(other.used))
         if not there or None in here | there or here <= there:
@@ -193,7 +207,7 @@ class Point(Summary):
 
 @dataclass(frozen=True, kw_only=True)
 class JobPoint(Point, JobSummary):
-    """One job: a number of requests that are served to the end."""
+    """Fixed-size workload: a number of requests that are served to the end."""
 
     spec: EngineSpec
     resolved: Resolved
@@ -207,7 +221,7 @@ class JobPoint(Point, JobSummary):
 
     @property
     def asked(self) -> tuple[str, str]:
-        """Equal for jobs of the same requests, which come alike."""
+        """Key that is equal for jobs with the same requests and arrivals."""
         return self.workload.hash, repr(self.load)
 
     @property
@@ -224,31 +238,36 @@ class JobPoint(Point, JobSummary):
 
     @property
     def capacity(self) -> int | None:
-        """Longest requests that fit into the KV cache at once."""
+        """Number of the longest requests that fit into the KV cache together."""
         return kv_capacity(self.spec, self.workload.longest, self.resolved)
 
     @property
     def fits(self) -> bool:
-        """Whether there is room for all of its requests at once."""
+        """Whether the KV cache has room for all requests that run together."""
         return self.capacity is not None and self.capacity >= min(self.requests, self.spec.max_num_seqs)
 
     @property
     def slots(self) -> int:
-        """Adapters that its engine has on the device at once."""
+        """Number of adapters that fit on the device together (`max_loras`)."""
         found = self.spec.arguments.get("max_loras", 0)
         return found if isinstance(found, int) else 0
 
     @property
     def batching(self) -> str:
-        """Batching mode of its engine, "none", "static", "dynamic", or "continuous"."""
+        """Batching mode: "none", "static", "dynamic", or "continuous"."""
         return str(self.spec.arguments.get("batching", CONTINUOUS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaPoint(Point, ReplicaSummary):
-    """Several engines under one load. families: of the engines (`EngineSpec.family`). workload: the hash of the
-    engines' requests, None if they differ. loads: concurrent requests in each engine. tensor_parallel_size: GPUs of
-    each engine."""
+    """Several engines under one load.
+
+    Attributes:
+        families: of the engines (`EngineSpec.family`).
+        loads: concurrency of each engine.
+        workload: hash of the requests; None if engines differ.
+        tensor_parallel_size: GPUs of each engine.
+    """
 
     each: tuple[ReplicaSummary, ...] = field(default=(), repr=False)
     models: tuple[str, ...]
@@ -268,7 +287,7 @@ class ReplicaPoint(Point, ReplicaSummary):
 
     @property
     def model(self) -> str | None:
-        """The one model of all engines; None if there are several."""
+        """Model of all engines, or None if they differ."""
         return self.models[0] if len(set(self.models)) == 1 else None
 
     @property
@@ -277,7 +296,7 @@ class ReplicaPoint(Point, ReplicaSummary):
 
 
 def summary_of(*group: Measurement) -> Summary:
-    """Return the figures of one repeat. A sum over several engines is None if one of them is not known."""
+    """Return the figures of one repeat. Sums are None if the rate of one engine is unknown."""
     if len(group) == 1:
         return summarize(group[0])
     runs = window.common_span(group)
@@ -301,9 +320,11 @@ def summary_of(*group: Measurement) -> Summary:
 
 
 def summarize(measurement: Measurement) -> Summary:
-    """Return all figures of one measurement. requests/s is tokens/s over the mean output tokens of a request, None if
-    that is 0: as requested, or, if all requests have one output length and some ended early, the lower mean of the
-    finished ones. Of a load with a number of requests both are over all of its time."""
+    """Return the figures of one measurement.
+
+    requests/s is tokens/s divided by the requested output tokens or, if some requests of one length ended early, by the
+    mean of the finished ones. With a fixed number of requests, both rates are over the whole time.
+    """
     run, load, workload = measurement.run, measurement.load, measurement.workload
     tokens_per_s, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     each, finished = workload.mean_output_tokens, window.finished_output_tokens(run)
@@ -345,7 +366,7 @@ def summarize(measurement: Measurement) -> Summary:
     figures["batch"] = batch if rate is None else window.requests_in_flight(run) or batch
     waste = None
     if "batching" in measurement.spec.arguments:
-        # Of the tokens that batches computed, those that nobody requested; a batch may compute no more than these.
+        # Share of the computed tokens that nobody requested. Batches may compute only the requested ones, or fewer.
         computed = sum(steps.prompt_tokens) + sum(n for n in steps.running if n is not None)
         wanted = sum(run.samples.prompt_tokens) + sum(steps.new_tokens)
         waste = max(0.0, 1 - wanted / computed) if computed else None
@@ -354,8 +375,7 @@ def summarize(measurement: Measurement) -> Summary:
 
 
 def sensed(runs: Sequence[Run], tokens_per_s: float | None, is_whole: bool = False) -> dict[str, Any]:
-    """Return the figures of the first run's sensors by name, and of the engines of all runs the tokens of a second in
-    which a kernel ran, and the energy of a token. is_whole: of a whole job, or of whole convoys."""
+    """Return sensor figures of the first run by name, and tokens per busy second and energy per token of all runs."""
     seen = gpu_figures.device_figures(runs[0])
     return {f.name: getattr(seen, f.name) for f in fields(gpu_figures.SensorFigures)} | {
         "tokens_per_busy_s": tokens_per_s / seen.engine_active if tokens_per_s and seen.engine_active else None,
@@ -364,7 +384,7 @@ def sensed(runs: Sequence[Run], tokens_per_s: float | None, is_whole: bool = Fal
 
 
 def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[FoundRepeat]]:
-    """Return the repeats that count, and the others: the clean ones count; if there is none, the degraded ones."""
+    """Return the repeats to use (the clean ones or, without any, the degraded ones), and the others."""
     judged = [(group, check(*group)) for group in groups]
     any_clean = any(not found.problems and not found.degradations for _, found in judged)
     counts = [not found.problems and not (any_clean and found.degradations) for _, found in judged]
@@ -372,11 +392,10 @@ def choose(groups: Iterable[ReplicaGroup]) -> tuple[list[FoundRepeat], list[Foun
 
 
 def point_of(groups: Sequence[ReplicaGroup]) -> Point:
-    """Return the point of the repeats of one case, valid or not, wherever they were measured: a `JobPoint` of a job, a
-    `ReplicaPoint` of several engines.
+    """Return the point of the repeats of one case: a `JobPoint` of a job, a `ReplicaPoint` of several engines.
 
-    A figure is the mean of what is a number. Of the deviations from Little's law it is the one farthest from 0, of the
-    limiting resources the most frequent one; the power limit is known if there was but one.
+    Figures are means, except the largest deviation from Little's law and the most frequent limiting resource. A power
+    limit that changed is None.
     """
     used, others = choose(groups)
     each = tuple(summary_of(*group) for group, _ in used)
@@ -436,36 +455,35 @@ P = TypeVar("P", bound=Point)
 
 
 def case_points(kind: type[P], groups: Iterable[ReplicaGroup]) -> tuple[P, ...]:
-    """Return the points of this kind, one for each case, in the order first met."""
+    """Return the points of this kind, one per case, in the order first met."""
     found = map(point_of, grouped(groups, group_key).values())
     return tuple(point for point in found if isinstance(point, kind))
 
 
 def points_of(measurements: Iterable[Measurement]) -> tuple[Point, ...]:
-    """Return one point per concurrency, ascending, whatever the order of the measurements. Other loads are left out."""
+    """Return one point per concurrency of a sweep, ascending."""
     by_load = grouped(sorted(measurements, key=lambda m: (m.measured_at, m.launch)), concurrency_of)
     return tuple(point_of([(m,) for m in by_load[load]]) for load in sorted(filter(None, by_load)))
 
 
 def job_points(measurements: Iterable[Measurement]) -> tuple[JobPoint, ...]:
-    """Return one point for each job, in the order first requested; other loads are left out."""
+    """Return one point per job, in the order first met."""
     return case_points(JobPoint, ((m,) for m in measurements if is_job(m.load) and m.alone and m.paired is None))
 
 
 def shared_points(measurements: Iterable[Measurement]) -> tuple[ReplicaPoint, ...]:
-    """Return one point for each set of engines, way of sharing and load, in the order first measured."""
+    """Return one point per set of engines, way of sharing and load, in the order first measured."""
     groups = all_groups(m for m in measurements if not m.alone)
     return case_points(ReplicaPoint, sorted(groups, key=lambda members: members[0].measured_at))
 
 
 def concurrency_of(measurement: Measurement) -> int | None:
-    """Return the concurrency of a point of a sweep; None for a load without a steady window, and for an engine that
-    shared its device, or was measured to be compared with such."""
+    """Return the concurrency of a measurement in a sweep; None for other loads, replicas and their reference."""
     return measurement.load.max_concurrency if is_steady(measurement.load) and not measurement.replica else None
 
 
 def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement]]:
-    """Return measurements by their curve, in the order first met, without jobs, gates and replicas."""
+    """Return the measurements of each curve, in the order first met, without jobs, gates and replicas."""
     found: dict[str, list[Measurement]] = {}
     for m in measurements:
         if m.alone and m.paired is None and is_steady(m.load):
@@ -475,8 +493,7 @@ def by_series(measurements: Iterable[Measurement]) -> dict[str, list[Measurement
 
 
 def all_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
-    """Return the repeats: of one engine alone, each a group of one, then of several engines, each with its engines in
-    order. A repeat that lacks a record is left out."""
+    """Return the complete repeats of single engines, then of several engines."""
     found: list[ReplicaGroup] = []
     parts: dict[tuple[str, int], dict[int, Measurement]] = {}
     for m in measurements:
@@ -489,7 +506,7 @@ def all_groups(measurements: Iterable[Measurement]) -> list[ReplicaGroup]:
 
 
 def group_key(group: ReplicaGroup) -> str:
-    """Return the key of the case that a repeat belongs to; see `plan.cases.Case.key`."""
+    """Return the key of the case to which a repeat belongs (`plan.cases.Case.key`)."""
     first = group[0]
     if first.alone:
         return first.key
@@ -498,48 +515,49 @@ def group_key(group: ReplicaGroup) -> str:
 
 
 def limit_groups(jobs: Iterable[JobPoint]) -> list[list[JobPoint]]:
-    """Return jobs whose requests come all at once and that differ in `max_num_seqs` only, each group ascending."""
+    """Return groups of jobs that arrive at once and differ only in `max_num_seqs`, each ascending."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.load.at_once]
     alike = grouped(served, lambda p: (*p.asked, p.environment.key, replace(p.spec, max_num_seqs=1).key))
     return [sorted(group, key=lambda p: p.spec.max_num_seqs) for group in alike.values()]
 
 
 def engines(models: Sequence[str]) -> str:
-    """Return a set of engines in words: "2 x opt-125m", or "opt-125m + 2 x opt-1.3b"."""
+    """Return text such as "2 x opt-125m" or "opt-125m + 2 x opt-1.3b"."""
     return " + ".join(f"{n} x {model}" if n > 1 else model for model, n in Counter(models).items())
 
 
-Figure = Callable[[Any], Sequence[float]]  # the values that the repeats of a point have of it
+Figure = Callable[[Any], Sequence[float]]  # function that returns the values of the repeats of a point
 output_rate: Figure = attrgetter("repeats")
 e2e_s: Figure = attrgetter("e2e_repeats")
 
 
 def busy_rate(point: Point) -> list[float]:
-    """Return the tokens per busy second of each repeat used; none if one repeat does not tell."""
+    """Return the tokens per busy second of each repeat used, or no values if one is unknown."""
     known = [value for s in point.each if (value := s.tokens_per_busy_s)]
     return known if len(known) == len(point.each) else []
 
 
 def figure_named(name: str, least: float = -math.inf) -> Figure:
-    """Return a figure by its name: its finite values above `least`; others count as not measured."""
+    """Return the function that reads this figure's finite values above `least`."""
     return lambda point: [v for s in point.each if (v := getattr(s, name)) is not None and least < v < math.inf]
 
 
-# Claims read the same points many times, and their common noise takes time to estimate.
+# Cached because claims read the same points many times, and their common noise takes time to estimate.
 _differences = lru_cache(maxsize=64)(Differences)
 
 
 def busy_repeat(value: float, m: Measurement) -> Repeat:
-    """Return the tokens of a busy second of a measurement, with the noise that the length of its window tells."""
+    """Return tokens per busy second as a repeat, whose noise follows from the length of its window."""
     begin, end = m.run.window_s
     return Repeat(value, launch=m.launch, within=COUNTED / (end - begin))
 
 
 def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Differences:
-    """Return the differences between points in a positive figure; neighbouring points are most alike. The course of a
-    window tells the noise of one engine under a staggered load: that of a convoy is no noise. The tokens of a busy
-    second follow neither the course of a window nor that of the host, so they are not paired in time; of a longer
-    window they are known better."""
+    """Return the differences between points in a positive figure. Neighboring points must be similar.
+
+    The course of a window shows noise only with one engine and a staggered load. Tokens per busy second follow neither
+    that course nor the host's, so they are not paired in time.
+    """
     samples: list[tuple[Repeat, ...]] = []
     for point in points:
         values, groups = what(point), point.used
@@ -557,19 +575,21 @@ def point_differences(points: Iterable[Point], what: Figure = output_rate) -> Di
 
 
 def ratio(of: Point, to: Point, among: Sequence[Point] = (), what: Figure = output_rate, several: int = 1) -> Interval:
-    """Return a figure of one point over that of another.
+    """Return the ratio of two points in a figure.
 
     Args:
-        among: Points whose repeats tell the noise. Defaults to these two.
-        several: Number of ratios of which this one is chosen, so that the interval has to hold for all (Bonferroni).
+        among: points whose repeats show the noise; by default these two.
+        several: number of ratios from which it is chosen (Bonferroni).
     """
     points = among or (to, of)
     return factor(point_differences(points, what).between(points.index(to), points.index(of), TAIL / several))
 
 
 def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1) -> Interval | None:
-    """Return the factor of a figure of replicas over that of one engine, of "largest_e2e_s" over its mean E2E. It is
-    None if one of them is not known, or reads 0. several: see `ratio`."""
+    """Return a figure of replicas divided by that of one engine, or None if a side has no positive value.
+
+    The divisor of "largest_e2e_s" is the mean E2E.
+    """
 
     def values(point: Point) -> list[float]:
         return [value for s in point.each if (value := getattr(s, name, s.e2e_s))]
@@ -578,7 +598,7 @@ def figure_ratio(alone: Point, shared: ReplicaPoint, name: str, several: int = 1
 
 
 def at_common_loads(first: Sequence[Point], second: Sequence[Point]) -> tuple[list[tuple[Point, Point]], list[Point]]:
-    """Return pairs of points under one load, ascending, and all points to tell the noise of their ratios."""
+    """Return pairs of points with the same load, and all points as `among` for their ratios."""
     by_load = {p.concurrency: p for p in second}
     pairs = [(p, by_load[p.concurrency]) for p in first if p.concurrency in by_load]
     paired = {p.concurrency for p, _ in pairs}

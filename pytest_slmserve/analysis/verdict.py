@@ -1,4 +1,4 @@
-"""A verdict: what was claimed, what was seen, how sure, and on which records it rests."""
+"""Verdicts on claims, SLOs and gates, with the reason, the interval and the records."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pytest_slmserve.analysis.estimates import Interval, ends
 from pytest_slmserve.schema.records import ReplicaGroup, hosts_of
 
 T = TypeVar("T")
-Seen = tuple[Interval, T]  # an estimate, and what it is of
+Seen = tuple[Interval, T]  # an estimate and its subject
 
 
 class State(enum.Enum):
-    """Inconclusive is neither: the noise is wider than the margin, or points are missing."""
+    """Outcome of a verdict; inconclusive if the noise is too large, or points are missing."""
 
     PASSES = "passes"
     FAILS = "fails"
@@ -25,14 +25,14 @@ class State(enum.Enum):
 
 
 class Inconclusive(Exception):
-    """The truth of an inconclusive verdict was used, or there is nothing to judge by.
+    """Error if an inconclusive verdict is asserted, or if there is nothing to evaluate.
 
-    It is no AssertionError, because an expected failure must not swallow it.
+    It is not an AssertionError, because an expected failure must not hide it.
     """
 
 
 class Recorded(Protocol):
-    """A point, or another summary of measurements, that names their records and has those that it rests on."""
+    """Point or other summary, with the ids of its records and the measurements of each repeat used."""
 
     @property
     def records(self) -> tuple[str, ...]: ...
@@ -43,12 +43,16 @@ class Recorded(Protocol):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Verdict:
-    """`assert verdict` is enough: it is true, false, or raises Inconclusive, and its repr tells why.
+    """Result to assert: `assert verdict` passes, fails, or raises Inconclusive, and its repr has the reason.
 
-    value, low, high: the quantity judged and its 95 % interval, None if there is none. threshold: what it was compared
-    with. n: number of measurements that it rests on, `records` their ids. again: loads whose further measurements would
-    decide it, and `remedy` how long that takes; empty if no measurement would. more_repeats: of each of these loads;
-    None for too many, or if it is not known.
+    Attributes:
+        value: evaluated quantity, with its 95% interval from `low` to `high`.
+        threshold: limit for `value`.
+        n: number of measurements or requests.
+        records: ids of the measurements.
+        again: loads at which further measurements could resolve an inconclusive verdict.
+        more_repeats: repeats that each of these needs; None if too many or unknown.
+        remedy: how to resolve it, or why repeats would not help; may be empty.
     """
 
     claim: str
@@ -69,7 +73,6 @@ class Verdict:
     def inconclusive(
         cls, claim: str, subject: str, why: str, threshold: float | None = None, *seen: Recorded
     ) -> Verdict:
-        """Return a verdict without a value: nothing can be said, for the reason `why`."""
         return cls.from_interval(claim, subject, State.INCONCLUSIVE, why, None, threshold, *seen)
 
     @classmethod
@@ -83,9 +86,11 @@ class Verdict:
         threshold: float | None,
         *seen: Recorded,
     ) -> Verdict:
-        """Return a verdict on an estimate that was compared with `threshold`. seen: points that it rests on, each
-        counted once. No interval tells how far launches or hosts differ, so the reason says if a point is of one
-        launch, or if not all points were measured on the same hosts."""
+        """Return a verdict on an estimate from the points `seen`, compared with `threshold`.
+
+        No interval covers differences between launches or hosts, so the reason says if a point has only one launch, or
+        if hosts differ.
+        """
         value, low, high = (judged.value, judged.low, judged.high) if judged else (None, None, None)
         records = tuple(record for each in dict.fromkeys(point.records for point in seen) for record in each)
         if low is not None:
@@ -104,8 +109,7 @@ class Verdict:
 
 
 def all_of(states: Iterable[State]) -> State:
-    """Return the state of several promises together: it fails if one fails, passes if all pass, and is inconclusive
-    otherwise, also without promises."""
+    """Return FAILS if one state fails, PASSES if all pass, and INCONCLUSIVE otherwise or without states."""
     seen = set(states)
     if State.FAILS in seen:
         return State.FAILS
@@ -113,13 +117,12 @@ def all_of(states: Iterable[State]) -> State:
 
 
 def unsure(seen: Interval | None) -> str:
-    """Return a clause for the end of a reason: without repeats an estimate has no interval. Empty if it has one."""
+    """Return a clause that asks for repeats if an estimate has no interval, else ""."""
     return "; known for one repeat only: --slm-repeats 2" if seen and seen.low is None else ""
 
 
 def within(seen: Interval, least: float, most: float) -> State:
-    """Return whether the whole interval lies between two limits. It fails if the whole of it lies outside, on one
-    side."""
+    """Return PASSES if the interval lies between two limits, FAILS if it lies beyond one, else INCONCLUSIVE."""
     low, high = ends(seen)
     if least <= low and high <= most:
         return State.PASSES
@@ -127,13 +130,13 @@ def within(seen: Interval, least: float, most: float) -> State:
 
 
 def below(seen: Interval, threshold: float) -> State:
-    """Return whether the whole interval lies below the threshold. It fails if the whole of it lies above."""
+    """Return PASSES if the interval lies below the threshold, FAILS if it lies above, else INCONCLUSIVE."""
     low, high = ends(seen)
     return State.PASSES if high < threshold else State.FAILS if low > threshold else State.INCONCLUSIVE
 
 
 def above(seen: Interval, threshold: float) -> State:
-    """Return whether the whole interval lies above the threshold. It fails if the whole of it lies below."""
+    """Return PASSES if the interval lies above the threshold, FAILS if it lies below, else INCONCLUSIVE."""
     low, high = ends(seen)
     return State.PASSES if low > threshold else State.FAILS if high < threshold else State.INCONCLUSIVE
 
@@ -141,14 +144,12 @@ def above(seen: Interval, threshold: float) -> State:
 def every(
     seen: Callable[[int], Sequence[Seen[T]]], least: float = -math.inf, most: float = math.inf
 ) -> tuple[State, Interval, T]:
-    """Return the state of the promise that each of several estimates lies above `least` and below `most`, and the
-    estimate that decides.
+    """Return whether all estimates lie above `least` and below `most`, and the estimate that decides.
 
-    It fails if one does not, corrected for having been chosen (Bonferroni), and passes if each does by its own
-    interval. An estimate that is beyond a limit only by its own interval is returned with the corrected one.
+    Each passes by its own interval, but fails only by the one corrected for having been chosen (Bonferroni).
 
     Args:
-        seen: Returns the estimates, each with an interval that holds together with those of so many.
+        seen: returns the estimates, with intervals that hold for this number of estimates together.
     """
     each = seen(1)
     corrected = seen(len(each))
