@@ -1,1 +1,1 @@
-"""The regression gate as arithmetic: pairs of launches, sequential decision, outputs, calibration, waivers."""
+"""Functions for a regression gate: pairs of launches, sequential decision, calibration, diagnosis and waivers."""

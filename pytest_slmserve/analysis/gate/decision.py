@@ -1,14 +1,14 @@
 """Decision whether a candidate is slower than a baseline, from pairs of launches in the order they were measured.
 
-Each pair gives the logarithm of a cost ratio, candidate over baseline, positive if the candidate is worse. After 4,
-6, 8 and 12 pairs (`GateCriteria.looks`) two one-sided tests are made of the mean:
+Each pair gives the logarithm of a cost ratio, candidate over baseline, which is positive if the candidate is worse. At
+each interim analysis, two one-sided tests of the mean are made:
 
-- *fails*: the mean is above 0, and above half of the margin, so that a difference that is certain matters too. At most
-  `alpha` of all gates of an unchanged candidate end so, whatever the number of endpoints (Holm 1979).
+- *fails*: the mean is above 0, and its estimate exceeds half of the margin. At most `alpha` of all gates of an
+  unchanged candidate fail, for any number of endpoints (Holm 1979).
 - *passes*: the mean is below the margin (non-inferiority, half of Schuirmann's two tests, 1987). All endpoints have to
   pass, so no correction is needed (Berger 1982).
 
-An endpoint that does neither at the last interim analysis is inconclusive. A missing value never passes.
+Otherwise the endpoint is inconclusive. A missing value never passes.
 """
 
 from __future__ import annotations
@@ -33,17 +33,25 @@ Pair = tuple[float | None, float | None]  # baseline, candidate
 MARGIN = 0.03  # smallest change that matters, as a share
 MAX_GATED = 4
 POWER = 0.9
-TOGETHER = (2, 4)  # launches of both sides at once: even numbers, so that each side starts first equally often
-STARTS = (3, 5)  # pairs of launches of which only the start is judged, whose margin is five times as large
-RANKS_FROM = 6  # with fewer pairs no 95 % interval by ranks exists
+TOGETHER = (2, 4)  # launches of both sides together: even numbers, so that each side starts first equally often
+STARTS = (3, 5)  # pairs of launches of a gate of the start, whose margin is five times as large
+RANKS_FROM = 6  # pairs, below which no 95% interval by ranks exists
 
 
 @dataclass(frozen=True, slots=True)
 class GateCriteria:
-    """margin: how much worse a candidate may be, as a share. alpha, beta: largest shares of unchanged candidates that
-    fail, and of those worse by the margin that pass. pairs: as many as may be measured. launches: whether the sides of
-    a pair have the device one after the other ("apart"), and only their start is judged ("start"), or live on it at
-    once ("together")."""
+    """Criteria of a gate.
+
+    Attributes:
+        margin: largest accepted slowdown, as a share.
+        alpha: largest share of unchanged candidates that fail.
+        beta: largest share of candidates worse by the margin that pass.
+        pairs: largest number of pairs.
+        launches: "apart" (one side after the other), "together" (on one GPU), or "start" (only their start).
+
+    Raises:
+        BadUsage: if a value is out of range.
+    """
 
     margin: float = MARGIN
     alpha: float = 0.01
@@ -65,16 +73,16 @@ class GateCriteria:
 
     @property
     def with_both_at_once(self) -> GateCriteria:
-        """Return these terms for sides that live on the device at once."""
+        """These criteria for sides that share one GPU."""
         return replace(self, pairs=TOGETHER[-1], launches="together")
 
     @property
     def of_starts(self) -> GateCriteria:
-        """Return these terms for a gate of nothing but the start."""
+        """These criteria for a gate of the start."""
         return replace(self, pairs=STARTS[-1], launches="start")
 
     def looks(self, pairs: int) -> tuple[int, ...]:
-        """Return the numbers of pairs, up to `pairs`, after which it is judged."""
+        """Return the numbers of pairs, up to `pairs`, at which there is an interim analysis."""
         if self.launches == "apart":
             return estimates.looks_until(pairs)
         return tuple(n for n in (TOGETHER if self.together else STARTS) if n <= pairs)
@@ -82,15 +90,14 @@ class GateCriteria:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Mean logarithm of an endpoint's cost ratio, its standard error, and the degrees of freedom of that: what it is
-    judged by at an interim analysis."""
+    """Mean logarithm of an endpoint's cost ratio, with its standard error and degrees of freedom."""
 
     mean: float
     error: float
     df: int
 
     def t(self, than: float = 0.0) -> float:
-        """Student's t of the difference from another mean; infinite without any noise."""
+        """Return Student's t of the difference from another mean, infinite without noise."""
         distance = self.mean - than
         if self.error > 0:
             return distance / self.error
@@ -99,23 +106,23 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class PairSeries:
-    """Values of one endpoint in each pair, in the order of measurement. margin: of this endpoint, as a share."""
+    """Values of one endpoint in each pair, in the order measured. The margin is a share."""
 
     name: str
     better: Better
     pairs: tuple[Pair, ...]
     margin: float = MARGIN
 
-    unit: ClassVar[tuple[str, str]] = "pair", "pairs"  # what is repeated, in words
+    unit: ClassVar[tuple[str, str]] = "pair", "pairs"  # name of the repeated unit
 
     @property
     def sign(self) -> float:
-        """Factor from the logarithm of a ratio to that of a cost ratio."""
+        """1 if lower values are better, else -1."""
         return 1.0 if self.better == "lower" else -1.0
 
     @property
     def log_ratios(self) -> list[float | None]:
-        """Logarithm of candidate over baseline of each pair; None if a value is missing."""
+        """Logarithm of candidate over baseline of each pair, if it is complete."""
         return [
             math.log(candidate) - math.log(baseline) if is_positive(baseline) and is_positive(candidate) else None
             for baseline, candidate in self.pairs
@@ -123,20 +130,20 @@ class PairSeries:
 
     @property
     def known(self) -> list[float]:
-        """The logarithms of the ratios of pairs with both values."""
+        """Logarithms of the ratios of complete pairs."""
         return [ratio for ratio in self.log_ratios if ratio is not None]
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation of the logarithm of the ratio of one pair; None of a single pair."""
+        """Standard deviation of `known`, or None below two."""
         return estimates.sample_sd(self.known) if len(self.known) > 1 else None
 
     def with_costs(self, costs: Sequence[float]) -> Self:
-        """Return this series with pairs that have these logarithms of cost ratios."""
+        """Return this series with these logarithms of cost ratios."""
         return replace(self, pairs=tuple((1.0, math.exp(self.sign * cost)) for cost in costs))
 
     def estimate(self, n: int | None = None) -> Estimate | None:
-        """Return what the first n pairs say, or all that have both values; None if one of the n lacks a value."""
+        """Return the estimate of the first `n` pairs, or of all complete pairs; None if one of `n` is incomplete."""
         costs = [self.sign * ratio for ratio in (self.known if n is None else self.log_ratios[:n]) if ratio is not None]
         if not costs or len(costs) < (n or 0):
             return None
@@ -144,14 +151,19 @@ class PairSeries:
 
     @property
     def interval(self) -> Interval:
-        """Candidate over baseline, over all pairs with both values, with its 95 % interval."""
+        """Candidate over baseline, with its 95% interval."""
         return estimates.factor(hodges_lehmann(self.known))
 
 
 @dataclass(frozen=True, slots=True)
 class InterimAnalysis:
-    """Test of an endpoint after `pairs` pairs. mean: geometric mean of candidate over baseline. The endpoint fails if
-    it is worse than `fails_beyond`, and passes if it is better than `passes_within`. outcome: from this analysis on."""
+    """Test of an endpoint after a number of pairs.
+
+    Attributes:
+        mean: geometric mean of candidate over baseline.
+        fails_beyond, passes_within: ratios beyond which it fails, and within which it passes.
+        outcome: from this analysis on.
+    """
 
     pairs: int
     mean: float
@@ -162,12 +174,16 @@ class InterimAnalysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison(PairSeries):
-    """Both sides compared in one endpoint, over all pairs.
+    """Comparison of both sides in one endpoint, over all pairs.
 
-    gated: whether it has an outcome. n: pairs with both values. ratio: candidate over baseline (Hodges and Lehmann
-    1963), with its 95 % interval. worse: mean logarithm of the cost ratio. sd: standard deviation of one pair.
-    detectable: the smallest worsening of this endpoint only, as a share, that this number of pairs finds with a power
-    of 90 %. decided_at: pairs at which the outcome was known, if it is.
+    Attributes:
+        gated: whether it is evaluated.
+        n: number of complete pairs.
+        ratio: candidate over baseline (Hodges and Lehmann 1963).
+        worse: mean logarithm of the cost ratio.
+        sd: standard deviation of a pair.
+        detectable: smallest slowdown of only this endpoint that this gate finds with a power of 90%, as a share.
+        decided_at: number of pairs at which the outcome was known.
     """
 
     gated: bool
@@ -183,8 +199,11 @@ class Comparison(PairSeries):
 
 
 def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparison, ...]:
-    """Judge one to four endpoints together. Raises BadUsage for another number, for two of one name, and for different
-    numbers of pairs."""
+    """Return the comparisons of one to four endpoints, evaluated together.
+
+    Raises:
+        BadUsage: if there are more or none, or if names are equal or numbers of pairs differ.
+    """
     if not 1 <= len(series) <= MAX_GATED:
         raise BadUsage(
             f"{len(series)} gated endpoints",
@@ -199,13 +218,16 @@ def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparis
 
 
 def next_look(done: int, criteria: GateCriteria) -> int | None:
-    """Return the number of pairs at the next interim analysis; None after the last one."""
+    """Return the number of pairs at the next interim analysis, or None after the last."""
     return next((n for n in criteria.looks(criteria.pairs) if n > done), None)
 
 
 def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> dict[str, list[InterimAnalysis]]:
-    """Interim analyses of each endpoint by name, up to its failure or its first missing value. An endpoint that passed
-    is tested again as long as others are open, and may still fail: the boundaries of failing do not rely on passes."""
+    """Return the interim analyses of each endpoint by name, up to its failure or first missing value.
+
+    An endpoint that passed is tested again while others are open, and may still fail, because the boundaries for
+    failing do not rely on a pass.
+    """
     missing = {each.name: None in each.log_ratios for each in series}
     made = min(len(each.pairs) for each in series)
     looks, maximum = criteria.looks(made), max(criteria.pairs, made)
@@ -218,9 +240,9 @@ def interim_analyses(series: Sequence[PairSeries], criteria: GateCriteria) -> di
         open_ones = [e for e in series if not found[e.name] or found[e.name][-1].outcome is not State.FAILS]
         family = len(open_ones)
         tests = [(seen, each) for each in open_ones if (seen := each.estimate(n))]
-        # Holm's steps: the largest t has to exceed what is for alpha over all endpoints, the next for alpha over the
-        # rest. The first boundary that is not exceeded is that of all others. Equal ones come by name, also after an
-        # archive has rounded what they rest on.
+        # Holm's steps: the largest t has to exceed the boundary for alpha over all endpoints, and the next one that for
+        # alpha over the rest. The first boundary that is not exceeded holds for all others. Equal values of t come
+        # by name, also if a results file has rounded their measurements.
         for seen, each in sorted(tests, key=lambda test: (-round(test[0].t(), 2), test[1].name)):
             critical, enough = (boundary(number, rate, seen.df) for rate in (criteria.alpha / family, criteria.beta))
             family -= seen.t() > critical
@@ -244,8 +266,12 @@ def is_positive(value: float | None) -> TypeGuard[float]:
 def compare_sides(
     series: PairSeries, criteria: GateCriteria, interim: Sequence[InterimAnalysis] | None = None, family: int = 1
 ) -> Comparison:
-    """Return the comparison of an endpoint. interim: None if it is not gated. family: number of endpoints gated
-    together."""
+    """Return the comparison of an endpoint.
+
+    Args:
+        interim: its interim analyses; None if it is not gated.
+        family: number of endpoints gated together.
+    """
     outcome = interim[-1].outcome if interim else State.INCONCLUSIVE
     decided = None if outcome is State.INCONCLUSIVE else next(i.pairs for i in interim or () if i.outcome is outcome)
     missing = [
@@ -257,8 +283,8 @@ def compare_sides(
     ratios = series.known
     n, unit, detectable = len(ratios), series.unit, None
     if (looks := criteria.looks(n)) and (seen := series.estimate()):
-        # At the interim analysis of n pairs, the others unchanged: out of the noise, as the first of the family, and
-        # above half of the margin.
+        # At the interim analysis of n pairs, with other endpoints unchanged, two conditions hold: the slowdown exceeds
+        # the noise, as the first of the family, and half of the margin.
         tail = estimates.tails(looks, max(n, criteria.pairs), criteria.alpha / family)[-1]
         out_of_noise = estimates.shift(POWER, estimates.t_above(tail, seen.df), seen.df) * seen.error
         certain = math.log1p(series.margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * seen.error
@@ -300,8 +326,10 @@ def compare_sides(
 
 
 def hodges_lehmann(values: Sequence[float]) -> Interval:
-    """Return the median of all means of two values, with the 95 % interval by signed ranks (Hodges and Lehmann 1963);
-    of fewer than six values with Student's, as there is none by ranks."""
+    """Return the median of all means of two values, with its 95% interval (Hodges and Lehmann 1963).
+
+    The interval uses signed ranks or, for fewer than six values, Student's t.
+    """
     means = sorted((a + b) / 2 for a, b in combinations_with_replacement(values, 2))
     centre = median(means)
     if len(values) < RANKS_FROM:
@@ -312,20 +340,19 @@ def hodges_lehmann(values: Sequence[float]) -> Interval:
 
 @lru_cache(maxsize=256)
 def _means_beyond(n: int, tail: float) -> int:
-    """Return the number of the means that lie beyond the interval on each side: the largest k with P(rank sum <= k) <=
-    tail."""
-    ways = [1]  # of giving signs to the ranks, by the sum of those with a plus
+    # The largest k with P(rank sum <= k) <= tail is the number of means beyond each end of the interval.
+    ways = [1]  # to give signs to the ranks, by the sum of the ranks with a plus
     for rank in range(1, n + 1):
         ways = [without + with_ for without, with_ in zip_longest(ways, [*[0] * rank, *ways], fillvalue=0)]
     return sum(1 for below in accumulate(ways) if below / 2**n <= tail) - 1
 
 
 def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> tuple[Sequence[str], str | None]:
-    """Return releases of which one is the first slow one, ascending: a single one if it is known. And the release to
-    gate next, of those without an outcome the nearest to their middle; None if there is none.
+    """Return the releases that may be the first slow one, and the release to gate next, or None.
 
-    releases: ascending, the good one first and the slow one last. outcomes: of the gates so far, against the good one;
-    INCONCLUSIVE also for a release that could not be started.
+    Args:
+        releases: ascending, from a good one to a slow one.
+        outcomes: of gates against the good one; INCONCLUSIVE also if a release could not be started.
     """
     slow = next(i for i, each in enumerate(releases) if i == len(releases) - 1 or outcomes.get(each) is State.FAILS)
     good = max(i for i, each in enumerate(releases[:slow]) if i == 0 or outcomes.get(each) is State.PASSES)
@@ -334,28 +361,28 @@ def suspects(releases: Sequence[str], outcomes: Mapping[str, State]) -> tuple[Se
     return releases[good + 1 : slow + 1], following
 
 
-GATES = 1000  # drawn for each rate: half a percent is then known to a quarter
-MIN_POWER = 0.8  # a gate that misses more than a fifth of what it is there to find does not pass anybody
+GATES = 1000  # simulated for each rate, which shows a rate of 0.5% with a standard error of about 0.2%
+MIN_POWER = 0.8  # a gate that misses more than a fifth of slowdowns by the margin passes no candidate
 SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class PairNoise:
-    """Logarithms of cost ratios in pairs of equal sides: `costs[i]` of one pair, for each endpoint of `names`."""
+    """Logarithms of cost ratios in pairs of equal sides: `costs[i]` of a pair, for each endpoint in `names`."""
 
     names: tuple[str, ...]
     costs: tuple[tuple[float, ...], ...]
 
     @property
     def spread(self) -> dict[str, Interval]:
-        """Standard deviation of a pair, by endpoint, with its 95 % interval."""
+        """Standard deviation of a pair by endpoint."""
         each = (math.sqrt(fmean(cost * cost for cost in column)) for column in zip(*self.costs))
         return {name: estimates.sd_interval(sd, len(self.costs) - 1) for name, sd in zip(self.names, each)}
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Shares of drawn gates that fail and that pass, and their mean number of pairs."""
+    """Shares of simulated gates that fail and that pass, and their mean number of pairs."""
 
     fail: float
     passed: float
@@ -364,8 +391,10 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Rates of gates drawn from the noise of measured pairs: of an unchanged candidate, and by endpoint of one that is
-    worse by the margin in this endpoint only."""
+    """Rates of gates simulated from measured noise.
+
+    They are for an unchanged candidate, and by endpoint for one that is worse by the margin in only this endpoint.
+    """
 
     noise: PairNoise
     unchanged: Rates
@@ -373,8 +402,11 @@ class Calibration:
 
 
 def noise_of(series: Sequence[PairSeries]) -> PairNoise:
-    """Return the noise of the pairs with every value. Costs are centred, because an order effect is no difference of
-    sides, and stretched by what centring takes from the variance of so few pairs."""
+    """Return the noise of the complete pairs.
+
+    Costs are centered, because an order effect is not a difference of sides, and scaled for the variance that this
+    removes.
+    """
     columns = [[None if ratio is None else each.sign * ratio for ratio in each.log_ratios] for each in series]
     whole = [row for row in zip(*columns) if None not in row]
     means = [fmean(column) for column in zip(*whole)]
@@ -386,12 +418,16 @@ def noise_of(series: Sequence[PairSeries]) -> PairNoise:
 def calibrate(
     noise: PairNoise, series: Sequence[PairSeries], criteria: GateCriteria, gates: int = GATES
 ) -> Calibration:
-    """Return rates of `gates` gates drawn from that noise. series: directions and margins; its pairs are not read."""
+    """Return the rates of simulated gates with this noise.
+
+    Args:
+        series: its directions and margins are used, and the windows of a first launch, but not its pairs.
+    """
     drawn, rates = random.Random(SEED), dict[str | None, Rates]()
     for name in (*(each.name for each in series), None):  # None: the candidate is unchanged
         outcomes, taken = [], 0
         for _ in range(gates):
-            # The sides of a pair are exchanged, or not, because they were equal.
+            # The sides of a pair may be exchanged, because they were equal.
             rows = [(drawn.choice((-1.0, 1.0)), row) for row in drawn.choices(noise.costs, k=criteria.pairs)]
             made = []
             for i, each in enumerate(series):
@@ -412,8 +448,10 @@ def calibrate(
 
 
 def weakened(compared: Sequence[Comparison], calibration: Calibration) -> tuple[Comparison, ...]:
-    """Comparisons in view of a runner's noise: a pass becomes inconclusive if a worsening by the margin would be missed
-    too often. More pairs do not change that, so it keeps `decided_at`."""
+    """Return comparisons in which a pass is inconclusive if the host's noise often hides a slowdown by the margin.
+
+    More pairs do not change that, so `decided_at` stays.
+    """
     found = []
     for each in compared:
         power = calibration.worse[each.name].fail if each.name in calibration.worse else 1.0

@@ -1,17 +1,15 @@
-"""Diagnosis of a difference between two sides: where the time of their requests goes, and how their engines differ.
+"""Diagnosis of a difference between two sides: how their requests spend time, and how their engines differ.
 
-Two views of the same time, each of which adds up to all of it:
+Two views divide the same time:
 
     seconds per request = prefill + decode = host gap + kernels
 
-decode is what the steps would take if none held a prompt: their number times the mean step that only decodes. prefill
-is what prompts add to that, because steps that hold a prompt decode as well. host gap is the time in which no kernel
-ran on the GPU, by its counters.
+decode is the number of steps times the mean step without a prompt. prefill is the rest, because steps with a prompt
+decode as well. host gap is the time without a kernel on the GPU, by its counters.
 
-A step only decodes if neither its own row of the trace names a prompt nor the next one does: with asynchronous
-scheduling, the launch of a prompt's kernels holds up the row before the one that names the prompt. A prompt that takes
-several steps is named by the last of them, so as many more rows before it are left out as the longest prompt can fill.
-docs/roofline.md gives the reason.
+A step only decodes if neither its row of the trace nor the next one names a prompt: with asynchronous scheduling, the
+launch of a prompt's kernels delays the row before the one that names the prompt. The last step of a prompt names it, so
+as many more rows before it are excluded as the longest prompt can fill. docs/roofline.md gives the reason.
 """
 
 import math
@@ -30,16 +28,16 @@ from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import Load
 
-FEWEST_ALONE = 50  # steps that only decode, of a side: if they are few, each varies by a tenth, their mean by 1.4 %
-LEFT_OUT = {  # of what was resolved, because it differs at every start; older records have no kv_windows
+FEWEST_ALONE = 50  # steps of a side that only decode: each varies by a tenth, and the mean of so many by 1.4%
+LEFT_OUT = {  # it differs at every start, and older records have no kv_windows
     *((1, name) for name in ("compile_s", "ready_s", "stages", "kv_windows")),
-    *((2, name) for name in ("model", "python", "gpu", "interface")),  # what is measured, and where it lies
+    *((2, name) for name in ("model", "python", "gpu", "interface")),  # they name the model and its place
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One quantity of both sides."""
+    """Quantity of both sides."""
 
     name: str
     baseline: float
@@ -51,7 +49,7 @@ class Change:
 
     @property
     def relative(self) -> float | None:
-        """Change as a share of the baseline; None if that is not positive, because what prompts add may be noise."""
+        """Change as a share of the baseline; None if that is not positive, because prefill may be noise."""
         return self.absolute / self.baseline if self.baseline > 0 else None
 
 
@@ -61,11 +59,13 @@ PROBE = ("host-speed probe", "its CPU time")
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """All windows of one side at one load, together. with_prompt, alone: steps whose row names a prompt, and that only
-    decode. figures: those that are known, by name; "total" and its parts are seconds of the engine per request, which
-    are not a user's waiting time, and `PROBE` the mean seconds of a piece of work of the host-speed probe. There is no
-    prefill and no decode if fewer than `FEWEST_ALONE` steps only decode or no row names a prompt, and no host gap and
-    no kernels without sensors."""
+    """All windows of one side at one load.
+
+    Attributes:
+        with_prompt, alone: numbers of steps whose row names a prompt, and that only decode.
+        figures: known figures by name. "total" and its parts are engine seconds per request, not a user's waiting time.
+            Prefill and decode need `FEWEST_ALONE` steps that only decode; host gap and kernels need sensors.
+    """
 
     measurements: int
     with_prompt: int
@@ -75,7 +75,7 @@ class Windows:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The time of a model's requests on both sides, at one load of one workload."""
+    """Time of a model's requests on both sides, at one load of one workload."""
 
     model: str
     load: Load
@@ -83,14 +83,14 @@ class Split:
     candidate: Windows
 
     def known(self, names: Sequence[str]) -> list[Change]:
-        """Changes of those figures that both sides know."""
+        """Return the changes of the figures that both sides have."""
         before, after = self.baseline.figures, self.candidate.figures
         return [Change(name, before[name], after[name]) for name in names if name in before and name in after]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A fact that differs between the sides, as text: the values of all launches of a side, None if one is unknown."""
+    """Fact that differs between the sides, with all values of each as text."""
 
     field: str
     baseline: tuple[str | None, ...]
@@ -98,8 +98,10 @@ class Difference:
 
 
 def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Split, ...]:
-    """One for each model, workload and load that both sides have measured validly, in the order first met. Degraded
-    measurements count if a side has no clean one. Engines that shared their device are left out."""
+    """Return a split for each model, workload and load that both sides have measured validly.
+
+    Degraded measurements count if a side has no clean one, but engines that shared their device do not.
+    """
     sides = []
     for measurements in (baseline, candidate):
         usable = (m for m in measurements if m.alone and window.output_tokens_per_s(m.run))
@@ -109,8 +111,8 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
     for key, members in sides[0].items():
         if not members or not sides[1].get(key):
             continue
-        # Rows before the one that names a prompt which its work may have delayed: the row that was seen late, and one
-        # for each further step that the longest prompt takes. What a step decodes leaves it less room for prompts.
+        # Number of rows that a prompt may delay before the row that names it: the row that was seen late, and a row for
+        # each further step of the longest prompt. The decoded tokens of a step leave less room for the prompt.
         lag = 1
         for m in (*members, *sides[1][key]):
             tokens = m.resolved.max_num_batched_tokens or m.spec.max_num_batched_tokens
@@ -121,16 +123,14 @@ def splits(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) ->
 
 
 def _windows(measurements: Sequence[Measurement], lag: int) -> Windows:
-    """Sums over the windows of one side, from each window's first step boundary to its last. lag: rows before the one
-    that names a prompt which its work may have delayed."""
     requests, seconds, with_prompt, alone_s = [], [], 0, []
     for m in measurements:
         trace, rows = m.run.steps, window.window_trace(m.run).steps[1:]
-        requests.append(sum(trace.new_tokens[i] for i in rows) / m.workload.mean_output_tokens)  # no whole number
+        requests.append(sum(trace.new_tokens[i] for i in rows) / m.workload.mean_output_tokens)  # not a whole number
         for i in rows:
             seconds.append(trace.time_s[i] - trace.time_s[i - 1])
             with_prompt += bool(trace.prompt_tokens[i])
-            following = trace.prompt_tokens[i : i + lag + 1]  # at the very end of a trace the next rows are not known
+            following = trace.prompt_tokens[i : i + lag + 1]  # at the end of a trace the next rows are unknown
             if len(following) == lag + 1 and not any(following):
                 alone_s.append(seconds[-1])
     steps = len(seconds)
@@ -161,9 +161,10 @@ LAYERS = {
 
 
 def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
-    """Return the layers in which a candidate is worse, each with the endpoint that tells: the kernels, if a second in
-    which one runs yields less; the host, if one runs for less of the time; the start. Worse by more than half of the
-    margin, and not by noise: the 95 % interval says so. What is equal then leaves the others as the reason."""
+    """Return the layers (kernels, host, start) in which a candidate is worse, each with the endpoint that shows it.
+
+    It is worse by more than half of the margin, and the 95% interval excludes equality.
+    """
     found = []
     for each in compared:
         layer = LAYERS.get(each.name.partition(",")[0])
@@ -175,8 +176,10 @@ def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
 
 
 def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:
-    """Return the part that changed most in the direction of the whole, and its share of the whole change: more than 1
-    if other parts made up for some of it. None if nothing changed."""
+    """Return the part that changed most in the direction of the total, with its share of the total change, or None.
+
+    The share exceeds 1 if other parts compensate.
+    """
     whole = math.fsum(part.absolute for part in parts)
     if whole == 0:
         return None
@@ -185,8 +188,7 @@ def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:
 
 
 def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Change, ...]:
-    """Return the mean seconds until an engine was ready, of each model that was started on both sides by engines that
-    report it. Each launch counts once, however often it was measured."""
+    """Return the mean seconds to start of each model that was launched on both sides."""
     means = []
     for side in (baseline, candidate):
         launches = {(short_name(m.spec.model), m.launch): m.resolved.ready_s for m in side}
@@ -197,13 +199,15 @@ def start_ups(baseline: Sequence[Measurement], candidate: Sequence[Measurement])
     return tuple(Change(model, old, after[model]) for model, old in before.items() if model in after)
 
 
-STAGES = ("import", "device", "weights", "profile", "compile", "kv cache", "capture")  # of a start, in their order
-REST = "rest"  # of the seconds to start: the front end, and what the processes say to each other
+STAGES = ("import", "device", "weights", "profile", "compile", "kv cache", "capture")  # of a start, in order
+REST = "rest"  # of the seconds to start: the front end, and messages between processes
 
 
 def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Change, ...]:
-    """Return the stages of a start, which add up to the seconds to start, each in the mean over launches of one model;
-    none if an engine did not tell its stages."""
+    """Return the stages of a start, which add up to the seconds to start, as means over launches.
+
+    There are none if an engine did not report its stages.
+    """
     means = []
     for side in (baseline, candidate):
         resolved = {m.launch: m.resolved for m in side}.values()
@@ -216,24 +220,23 @@ def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measureme
 
 
 def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:
-    """Return facts that differ: of the environments, of what the engines resolved, and of their specifications. Only of
-    models that both sides have measured; fields that differ at every start are left out. A difference in what was
-    resolved is not named a second time as one of the specifications."""
+    """Return differences of environments, resolved configurations and specifications, once for each name.
+
+    Only models of both sides count. Fields that differ at every start are excluded.
+    """
     shared = {short_name(m.spec.model) for m in baseline} & {short_name(m.spec.model) for m in candidate}
     sides = [[_facts(m) for m in side if short_name(m.spec.model) in shared] for side in (baseline, candidate)]
     found: dict[str, Difference] = {}
     for key in dict.fromkeys(key for side in sides for facts in side for key in facts):
         values = [[facts.get(key) for facts in side] for side in sides]
         short, whole = ([_texts(side, short) for side in values] for short in (key[1] == "capture_sizes", False))
-        texts = short if short[0] != short[1] else whole  # sizes of one summary may differ
+        texts = short if short[0] != short[1] else whole  # different sizes may have equal summaries
         if texts[0] != texts[1]:
             found.setdefault(key[1], Difference(key[1], *texts))
     return tuple(found.values())
 
 
 def _facts(measurement: Measurement) -> dict[tuple[int, str], Any]:
-    """Return facts by part (environment, what was resolved, specification) and name. Pairs of the specification have
-    names of their own: `extra.block_size`, `env.VLLM_LOGGING_LEVEL`."""
     parts: list[Any] = [measurement.environment, measurement.resolved, measurement.spec]
     facts = {(i, f.name): getattr(part, f.name) for i, part in enumerate(parts) for f in fields(part)}
     pairs = {(2, f"{kind}.{name}"): value for kind in ("extra", "env") for name, value in facts.pop((2, kind))}
@@ -241,8 +244,6 @@ def _facts(measurement: Measurement) -> dict[tuple[int, str], Any]:
 
 
 def _texts(values: Iterable[Any], short: bool = False) -> tuple[str | None, ...]:
-    """Distinct values as text, in an order that does not depend on who was measured first; the unknown value is last.
-    short: a sequence of sizes by its length and its largest."""
     texts = set[str | None]()
     for value in values:
         if value is None or not short:
@@ -257,8 +258,13 @@ ANY = "*"
 
 @dataclass(frozen=True, slots=True)
 class Waiver:
-    """Permission for an endpoint to fail. endpoint: as the gate names it. model: a short name or "*". device: a
-    platform ("cuda"), a GPU family ("H200"), a name as the driver has it, or "*". until: its last day."""
+    """Permission for an endpoint to fail.
+
+    Attributes:
+        model: a short name or "*".
+        device: a platform ("cuda"), a GPU family ("H200"), the driver's name of a GPU, or "*".
+        until: last day.
+    """
 
     endpoint: str
     model: str
@@ -269,8 +275,10 @@ class Waiver:
 
 
 def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str) -> Waiver | None:
-    """Return the most specific waiver that fits, expired or not: one that names the model before one that names the
-    device; of equals the one that holds longest. model: a name or a path. device: as in a waiver."""
+    """Return the most specific waiver that fits, expired or not, or None.
+
+    A named model counts more than a named device, and a device more than a late end.
+    """
     peaks = peaks_of(device)
     devices, models = {ANY, device, peaks.family if peaks else ANY}, {ANY, short_name(model)}
     fitting = [w for w in waivers if w.endpoint == endpoint and w.model in models and w.device in devices]
@@ -278,7 +286,7 @@ def waiver_for(waivers: Iterable[Waiver], model: str, endpoint: str, device: str
 
 
 def explained(waiver: Waiver, today: date) -> str:
-    """Return who waived a regression, until which day and why; or that the waiver expired."""
+    """Return who waived a regression, until when and why, or that the waiver expired."""
     waived = f"{waiver.endpoint} of {waiver.model} on {waiver.device}"
     if today > waiver.until:
         return f"the waiver of {waived} expired on {waiver.until}; its owner is {waiver.owner} ({waiver.reason})"

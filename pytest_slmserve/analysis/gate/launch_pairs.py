@@ -1,8 +1,7 @@
-"""A gate from its records: launches in pairs, what is compared of them, and the outcome.
+"""Gate computed from its records: pairs of launches, the endpoints that are compared, and the outcome.
 
-The unit that is repeated is a launch, a fresh start of an engine. What differs between launches (memory layout, the
-compiler's choices, the heat of the card) would otherwise pass for a difference between the sides. In a launch of both
-sides at once windows of both take turns.
+A launch, which is a fresh start of an engine, is the unit that is repeated, because its effects (memory layout, choices
+of the compiler, heat of the card) would otherwise look like a difference between the sides.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,18 +24,18 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import GIB
 
 SIDES: tuple[Side, Side] = get_args(Side)
-START_MARGIN = 0.15  # a start is imports and compilation, and serves no request meanwhile
+START_MARGIN = 0.15  # a start consists of imports and compilation, and serves no request
 BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
-MEMORY_MARGIN = 0.01  # of the device's memory in use, as of KV blocks; small engines are allowed a few hundred MiB:
-MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB and more, each captured graph a pool of them
-OUTPUTS_MARGIN = 0.05  # nats a token: bfloat16 for float32 changes 0.013, wrong engines more (docs/results.md)
+MEMORY_MARGIN = 0.01  # of the device's memory in use, but at least MEMORY_GRAIN, because
+MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB or more, and each captured graph a pool
+OUTPUTS_MARGIN = 0.05  # nats per token: bfloat16 for float32 changes 0.013, and a wrong engine more (docs/results.md)
 
 Outputs = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Differs:
-    """The first token that differs: its request and its position, both counted from 1, and the token of each side."""
+    """First token that differs, by its request and position, both from 1. A side that ended has None."""
 
     request: int
     position: int
@@ -46,10 +45,16 @@ class Differs:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Comparison of the greedy tokens of both sides, which is shown and not judged. With the same weights the likeliest
-    token is the same unless roundings differ (another kernel, another order of sums); with dummy weights all tokens are
-    nearly as likely. tokens: of each request. same: requests of which all tokens are the same. steady: launches of one
-    side agree."""
+    """Comparison of the greedy tokens of both sides, for information.
+
+    With the same weights, the tokens are the same unless roundings differ (another kernel, another order of sums). With
+    dummy weights, all tokens are nearly as likely.
+
+    Attributes:
+        tokens: largest number of tokens of a request.
+        same: number of requests with equal tokens.
+        steady: whether all launches of each side agree.
+    """
 
     requests: int
     tokens: int
@@ -60,9 +65,16 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One fresh start of an engine, measured at each load, ascending. figures: at each load, of its one measurement, or
-    of its windows. problems: why a measurement is invalid or degraded. outputs, scores: greedy tokens of each request,
-    and the mean log probability of the baseline's tokens of each; empty if they were not requested."""
+    """Launch of one side's engine, measured at each load in ascending order.
+
+    In a gate of the start, it has only the measurements of the side's launches in a pair.
+
+    Attributes:
+        figures: at each load, of its measurement or its windows.
+        problems: why a measurement is invalid or degraded.
+        outputs: greedy tokens of each request, if requested.
+        scores: mean log probability of the baseline's tokens of each request, if requested.
+    """
 
     measurements: tuple[Measurement, ...]
     figures: tuple[tuple[Summary, ...], ...]
@@ -72,13 +84,13 @@ class Launch:
 
     @property
     def at_each_load(self) -> tuple[Measurement, ...]:
-        """The first measurement at each load."""
+        """First measurement at each load."""
         return tuple({m.load: m for m in reversed(self.measurements)}.values())[::-1]
 
 
 @dataclass(frozen=True, slots=True)
 class PairOfLaunches:
-    """baseline and candidate, next to each other in time."""
+    """Launches of the baseline and the candidate, next to each other in time or together."""
 
     number: int
     baseline: Launch
@@ -94,9 +106,14 @@ class PairOfLaunches:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A quantity that sides are compared by. label: with its unit. figure: its name in a Summary. load: place of its
-    load among those of a launch; None for the seconds to start, or of the start's `figure`. margin: None for that of
-    the gate. caches: of a gate of the start, in which state they were; None: in any."""
+    """Quantity by which the sides are compared.
+
+    Attributes:
+        figure: name in `Summary` or `GateLaunch`, or "first_token_s"; empty for the seconds to start.
+        load: index of the load in a launch; None if the start is measured.
+        margin: None for the margin of the gate.
+        caches: state of the compile caches at the start; None for any.
+    """
 
     label: str
     better: Better
@@ -110,7 +127,7 @@ class Endpoint:
         return self.label if self.load is None or not has_one_load(pairs) else self.label.partition(",")[0]
 
     def read(self, launch: Launch) -> list[float | None]:
-        """Return the values of one launch, of each window at its load; None for what was not measured."""
+        """Return the values of one launch, one per window at the load; None if not measured."""
         if self.load is not None:
             return [getattr(figures, self.figure) for figures in launch.figures[self.load]]
         found = [m for m in launch.measurements if not self.caches or (m.paired and m.paired.caches == self.caches)]
@@ -135,13 +152,13 @@ GATED = {
 }
 BUSY = Endpoint("tokens per busy second, large load", "higher", "tokens_per_busy_s", LARGE)
 SHARE = Endpoint("share of time with a kernel, large load", "higher", "engine_active", LARGE)
-TOGETHER = {  # of sides that live on one GPU at once
+TOGETHER = {  # of sides that share one GPU
     "throughput": GATED["throughput"],
     "busy": BUSY,
     "latency": GATED["latency"],
     "busy-small": replace(BUSY, label="tokens per busy second, small load", load=SMALL),
 }
-STARTS = {  # of a gate of nothing but the start
+STARTS = {  # of a gate of the start
     "start": Endpoint("s to start, warm caches", "lower", margin=START_MARGIN, caches="warm"),
     "start-cold": Endpoint("s to start, cold caches", "lower", margin=START_MARGIN, caches="cold"),
     "wake": Endpoint("s to wake", "lower", "wake_s", margin=START_MARGIN),
@@ -162,20 +179,26 @@ SHOWN = (
     Endpoint("mean TTFT, small load", "lower", "ttft_s", SMALL),
 )
 BLOCKS, MEMORY = "kv-blocks", "memory"
-EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of what is no matter of chance
-OUTPUTS = "outputs"  # of real weights; those of dummy weights mean nothing
+EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of quantities without noise
+OUTPUTS = "outputs"  # only with real weights, because outputs of dummy weights mean nothing
 ENDPOINTS = (*GATED, *EXACT, OUTPUTS)
 EVERY_ENDPOINT = tuple(dict.fromkeys((*TOGETHER, *ENDPOINTS, *STARTS)))
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """Findings of a gate for one model. pairs: those that count. dropped: why the others do not, a sentence each.
-    gated, shown: comparisons of endpoints with any value. exact: verdicts on what is no matter of chance: always on KV
-    blocks, and if no pair counts on the device memory. lost: the side whose measurements, and no others, are the reason
-    that no pair counts, if it is one side. refused: of sides that live on one GPU at once, why these endpoints cannot
-    be judged so; those of them that are not in `gated` are left to the others. allowances: likewise, what launches may
-    differ by. calibrated: whether this runner's noise was measured, and the gate judged in view of it."""
+    """Result of a gate for one model.
+
+    Attributes:
+        dropped: why other pairs or windows do not count.
+        gated, shown: comparisons that are evaluated, and only reported.
+        exact: verdicts on KV blocks, device memory and outputs, if this kind of gate has them.
+        lost: side whose measurements alone excluded all pairs, if there is one.
+        refused: why endpoints cannot be evaluated if the sides share the GPU. Those not in `gated` are left to the
+            tokens per busy second of the same load.
+        allowances: assumed variation between launches if the sides share the GPU.
+        calibrated: whether the measured noise of this host was considered.
+    """
 
     model: str
     gate: str
@@ -193,47 +216,49 @@ class Gated:
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
-        """What is judged, but for what is no matter of chance."""
+        """Endpoints of this kind of gate, without the exact ones."""
         return {"together": TOGETHER, "apart": GATED, "start": STARTS}[self.terms.launches]
 
     @property
     def states(self) -> tuple[Caches, ...]:
-        """The states of the caches at its launches, in the order of launching."""
+        """States of the compile caches, in the order of launching."""
         told = (m.paired.caches for pair in self.pairs for m in pair.baseline.measurements if m.paired)
         return tuple(dict.fromkeys(told)) or (self.caches,)
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """The number of pairs of windows at each load in each launch of both sides at once."""
+        """Number of window pairs at each load of each launch, if the sides run together."""
         launches = self.pairs if self.terms.together else ()
         return tuple(len(windows) for pair in launches for windows in pair.baseline.figures)
 
     @property
     def compared(self) -> tuple[Comparison, ...]:
-        """Comparisons of all endpoints, the gated ones first."""
+        """All comparisons, the gated ones first."""
         return *self.gated, *self.shown
 
     @property
     def answers(self) -> Answers | None:
-        """Comparison of the greedy tokens of both sides; None if they were not requested."""
+        """Comparison of greedy tokens, if they were requested."""
         return compare_outputs(*([pair.launch(side).outputs for pair in self.pairs] for side in SIDES))
 
     @property
     def outcome(self) -> State:
-        """Combined outcome of the gated comparisons and of the verdicts on what is no matter of chance."""
+        """Combined outcome of the gated comparisons and the exact verdicts."""
         return all_of([*(each.outcome for each in self.gated), *(each.state for each in self.exact)])
 
     @property
     def settled(self) -> bool:
-        """Whether more pairs can change nothing: a missing value stays missing, what is refused stays refused, and an
-        exact verdict inconclusive."""
+        """Whether more pairs cannot change the outcome."""
         open_ones = [each for each in self.gated if each.outcome is State.INCONCLUSIVE]
         waiting = [each for each in open_ones if each.n == len(self.pairs) and each.name not in self.refused]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
     def verdict(self, endpoint: str) -> Verdict | None:
-        """Return verdict on an endpoint, for a test. None if the pairs that count have no value of it; inconclusive if
-        no pair counts. Raises KeyError for an unknown endpoint."""
+        """Return the verdict on an endpoint, inconclusive if no pair counts, or None if the pairs have no value.
+
+        Raises:
+            KeyError: if the endpoint is unknown.
+        """
         if endpoint == OUTPUTS or endpoint in EXACT:
             return next((each for each in self.exact if each.claim == endpoint), None)
         asked = self.endpoints[endpoint]
@@ -251,12 +276,12 @@ class Gated:
         return Verdict(claim, self.model, found.outcome, why, value, low, high, found.margin, found.n, records)
 
     def left_out(self, endpoint: str) -> str:
-        """Return why there is no verdict on an endpoint: it was refused, or not measured."""
+        """Return why an endpoint has no verdict: it was refused, or not measured."""
         name = self.endpoints[endpoint].label_in(self.pairs) if endpoint in self.endpoints else ""
         return self.refused.get(name, f"no launch told its {endpoint}")
 
     def measurements(self, side: Side, caches: Caches | None = None) -> list[Measurement]:
-        """Return measurements of one side in the pairs that count, with any or with this state of the caches."""
+        """Return the measurements of one side in the pairs that count."""
         found = (m for pair in self.pairs for m in pair.launch(side).measurements)
         return [m for m in found if not caches or (m.paired and m.paired.caches == caches)]
 
@@ -266,20 +291,19 @@ def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:
 
 
 def nothing_counts(dropped: Sequence[str], lost: Side | None) -> str:
-    """Return a clause for a gate without pairs. dropped: why they do not count. lost: see `Gated`."""
+    """Return a clause for a gate without pairs, with the first reason in `dropped`."""
     alone = f"in each of them measurements of the {lost}, and none of the other side, are left out"
     return "; ".join(["no pair of launches counts", *([alone] if lost else []), *dropped[:1]])
 
 
 def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
-    """Whole pairs of one gate, in the order of measuring: of a pair that was broken off and measured again, the last
-    launch of each side."""
+    """Return the complete pairs of one gate, ascending, with the last launch of each side if a pair was repeated."""
     found = []
     in_time = sorted(measurements, key=attrgetter("measured_at"))
     for number, members in sorted(grouped(in_time, attrgetter("paired.pair")).items()):
         launches = {}
         for group in grouped(members, attrgetter("launch")).values():
-            # The last measurement of a load counts: the one before it could not be trusted, or was too short.
+            # The last measurement of a load counts, because an earlier one was not valid or too short.
             last = {m.load.max_concurrency: m for m in group}
             ascending = sorted(last.values(), key=lambda m: m.load.max_concurrency or 0)
             paired = [m.paired for m in ascending if m.paired]
@@ -297,8 +321,10 @@ def pairs_of(measurements: Iterable[Measurement]) -> tuple[PairOfLaunches, ...]:
 
 
 def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> Gated:
-    """Findings of one gate from its records. A pair with an invalid or degraded measurement does not count; `dropped`
-    has the reason."""
+    """Return the result of a gate whose sides were launched one after the other.
+
+    A pair with an invalid or degraded measurement does not count.
+    """
     everything, first = pairs_of(measurements), measurements[0]
     problems = {p.number: [(side, text) for side in SIDES for text in p.launch(side).problems] for p in everything}
     pairs = tuple(pair for pair in everything if not problems[pair.number])
@@ -322,8 +348,10 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
 
 
 def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], margin: float) -> list[PairSeries]:
-    """Series of the endpoints of which a value was measured. A single load is the large one as well as the small one,
-    and figures that are only shown are shown of the large one. margin: of an endpoint without its own."""
+    """Return the series of the endpoints with a measured value.
+
+    A single load is both the small and the large one, but figures that are only reported appear once.
+    """
     found, one_load = [], has_one_load(pairs)
     for each in endpoints:
         if one_load and each in SHOWN and each.load == SMALL:
@@ -335,10 +363,11 @@ def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], ma
 
 
 def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) -> Iterator[Verdict]:
-    """Yield verdicts on the KV blocks and on the device memory in use, by the pair that leaves the least room to its
-    bound. Value and threshold are ratios to the baseline. Inconclusive if no pair counts or a value is missing. No
-    verdict on the device memory if no launch has a value, because not every device has sensors. nothing: why no pair
-    counts."""
+    """Yield the verdicts on KV blocks and device memory, as ratios to the baseline in the pair closest to its limit.
+
+    A missing value is inconclusive. If all are missing, there is no verdict on the memory, because not every device has
+    sensors.
+    """
 
     def value(launch: Launch) -> Any:
         found: list[Any]
@@ -373,10 +402,11 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) ->
 
 
 def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterator[Verdict]:
-    """Yield verdict on whether the baseline's tokens are as likely to the candidate as to a baseline, within
-    OUTPUTS_MARGIN nats a token and what launches of the baseline differ among themselves. None with dummy weights.
-    value: the change of a request's mean log probability in either direction, in the mean over requests. The tokens of
-    a pair count even if its measurements do not."""
+    """Yield the verdict on the log probability of the baseline's tokens in the candidate, or none with dummy weights.
+
+    Its value is the mean change per request, in either direction. The limit is OUTPUTS_MARGIN plus the difference
+    between launches of the baseline. The tokens of a pair count even if its measurements do not.
+    """
     if first.spec.load_format == "dummy":
         return
     model = short_name(first.spec.model)
@@ -400,7 +430,7 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterato
 
 
 def compare_outputs(baseline: Sequence[Outputs], candidate: Sequence[Outputs]) -> Answers | None:
-    """Return the comparison of the tokens from the launches of each side; None if one side has no tokens."""
+    """Return the comparison of the tokens of both sides' launches, or None if a side has none."""
     if not any(baseline) or not any(candidate):
         return None
     before, after = (next(filter(None, side)) for side in (baseline, candidate))

@@ -1,16 +1,14 @@
-"""Decision of a gate whose sides live on one GPU at once: windows of both sides alternate, several in each launch.
+"""Decision of a gate whose sides share one GPU: each launch has several windows, in which the sides alternate.
 
-The unit that is repeated is a launch of both engines, on one host. What a launch does to the ratio of the sides, for
-example by where their memory lies, is common to all of its windows, and two or four launches cannot tell how large that
-is. So it is assumed, from earlier launches (`Allowance`: sd, df), and corrected by the launches at hand as they come (a
-moderated variance; Smyth 2004). With the variance b of k launch means, and w that of one launch mean by its windows,
+A launch of both engines on one host is the unit that is repeated. Its effect on the ratio, for example by memory
+placement, is common to all of its windows, and two or four launches cannot show its size. So the size is assumed from
+earlier launches (`Allowance`: sd, df) and corrected by the present ones (moderated variance; Smyth 2004). With the
+variance b of k launch means, and the variance w of a launch mean by its windows,
 
     V = (df (sd**2 + w) + (k - 1) b) / (df + k - 1)
 
-has df + k - 1 degrees of freedom, and the standard error is the root of V / k.
-
-Neighbouring windows may share a slow part of the host's noise. So w is the larger one of what all windows and of what
-four blocks of them say.
+has df + k - 1 degrees of freedom, and the standard error is the root of V / k. Neighboring windows may share slow noise
+of the host, so w is the larger of the estimates from all windows and from four blocks of them.
 """
 
 from __future__ import annotations
@@ -26,23 +24,28 @@ from pytest_slmserve.analysis.estimates import TAIL, Interval, growth, percent
 from pytest_slmserve.analysis.gate.decision import Better, Estimate, Pair, PairSeries, is_positive
 
 THROWN_AWAY = 2  # pairs of windows at the beginning of each launch: one ABBA
-FIRST_PAIRS = 8  # of windows, whose spread tells how many a launch needs
-FEWEST_PAIRS, MOST_PAIRS = 8, 40  # of windows in a launch; beyond, a further launch tells more in the same time
-BLOCKS = 4  # of neighbouring pairs of windows
-SURE = 1.2  # times the spread of the first pairs, which may be small by luck
-# Of pairs of windows, where the host decides how fast they are: an unchanged candidate passes in 80 % of gates at most.
+FIRST_PAIRS = 8  # of windows, whose standard deviation shows how many a launch needs
+FEWEST_PAIRS, MOST_PAIRS = 8, 40  # of windows in a launch; beyond, another launch shows more in the same time
+BLOCKS = 4  # of neighboring pairs of windows
+SURE = 1.2  # times the standard deviation of the first pairs, which may be small by luck
+# Standard deviations of window pairs from which on the host determines their speed: an unchanged candidate then passes
+# in at most 80% of gates.
 EARLY_SPREAD, LATE_SPREAD = 0.13, 0.10
-LEAST_BUSY = 0.7  # of the time: below it throughput as seen is that of the host's cores
-LEAST_SD, MOST_SD = 0.005, 0.012  # of a calibration: a few launches may agree by luck; more, and launches decide
-# Standard deviations of the difference of two launches, which are then none of the noise assumed. With 3.5 a gate of
-# two endpoints would refuse 2 % of unchanged candidates.
+LEAST_BUSY = 0.7  # of the time: below it, the host's cores determine the throughput
+LEAST_SD, MOST_SD = 0.005, 0.012  # of a calibration: few launches may agree by luck; above MOST_SD, launches decide
+# Standard deviations between two launches, beyond which the assumed noise does not explain the difference. With 3.5 a
+# gate of two endpoints would refuse 2% of unchanged candidates.
 TOO_FAR = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What launches of both sides may differ by: the standard deviation of the logarithm of the ratio, and the degrees
-    of freedom by which it is known. source: where it comes from."""
+    """Assumed variation between launches of both sides.
+
+    Attributes:
+        sd: standard deviation of the logarithm of the ratio, with `df` degrees of freedom.
+        source: its origin, as text.
+    """
 
     sd: float
     df: int
@@ -50,30 +53,34 @@ class Allowance:
 
     @classmethod
     def measured(cls, launches: Sequence[Sequence[float]], source: str) -> Allowance:
-        """Return the allowance by launches of two equal sides. launches: logarithms of ratios, of pairs of windows."""
+        """Return the allowance from launches of equal sides, each with the logarithms of ratios of its window pairs."""
         return cls.known(estimates.sample_sd([fmean(launch) for launch in launches]), len(launches), source)
 
     @classmethod
     def known(cls, sd: float, launches: int, source: str) -> Allowance:
-        """Return the allowance by so many launches of two equal sides."""
+        """Return the allowance from the standard deviation of a number of launches of equal sides."""
         return cls(max(sd, LEAST_SD), launches - 1, source)
 
     @property
     def refused(self) -> str:
-        """Reason why no gate can rest on it, which is that launches differ too much; empty if one can."""
+        """Reason why no gate can rest on it, or ""."""
         if self.sd <= MOST_SD:
             return ""
         return f"launches of equal sides differ by {percent(self.sd)} (at most {percent(MOST_SD)}, by {self.source})"
 
 
-# By all committed pairs of launches it is 0.67 %, with 24 degrees of freedom: fewer here, as those hosts were others.
+# All committed pairs of launches give 0.67% with 24 degrees of freedom. It has fewer, because hosts differ.
 COMMITTED = Allowance(0.008, 8, "all committed gates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSeries(PairSeries):
-    """Values of one endpoint in the windows of each launch of both sides. pairs: of each launch, the geometric means of
-    each side. windows: of each launch, the logarithms of candidate over baseline of its pairs of windows."""
+    """Values of one endpoint in the windows of each launch.
+
+    Attributes:
+        pairs: geometric means of the sides in each launch.
+        windows: logarithms of the ratios of the window pairs in each launch; empty if a value is missing.
+    """
 
     windows: tuple[tuple[float, ...], ...]
     allowance: Allowance = COMMITTED
@@ -89,7 +96,7 @@ class WindowSeries(PairSeries):
         margin: float,
         allowance: Allowance = COMMITTED,
     ) -> WindowSeries:
-        """Return the series of pairs of windows, by launch. A launch in which a value is missing has none."""
+        """Return the series of window pairs by launch."""
         pairs: list[Pair] = []
         windows: list[tuple[float, ...]] = []
         for launch in launches:
@@ -102,24 +109,23 @@ class WindowSeries(PairSeries):
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation of the logarithm of the ratio of one pair of windows, in the mean over launches."""
+        """Standard deviation of the logarithm of a window pair's ratio, averaged over launches."""
         found = [estimates.sample_sd(launch) for launch in self.whole() if len(launch) > 1]
         return math.sqrt(fmean(sd**2 for sd in found)) if found else None
 
     def with_costs(self, costs: Sequence[float]) -> Self:
-        """Return this series with launches that have these logarithms of cost ratios in the mean, and whose windows
-        scatter as those of the first launch."""
+        """Return this series with these mean costs, and with the variation of the first launch."""
         there = self.whole(1)[0]
         around = [each - fmean(there) for each in there]
         windows = tuple(tuple(self.sign * cost + each for each in around) for cost in costs)
         return replace(self, pairs=tuple((1.0, math.exp(self.sign * cost)) for cost in costs), windows=windows)
 
     def whole(self, n: int | None = None) -> list[tuple[float, ...]]:
-        """Return the windows of those launches, of the first n or of all, that have all values."""
+        """Return the windows of the complete launches, of the first `n` or of all."""
         return [launch for launch in self.windows[:n] if launch]
 
     def estimate(self, n: int | None = None) -> Estimate | None:
-        """Return what the first n launches say, or all that have all values; None if one of the n lacks a value."""
+        """Return the estimate of the first `n` launches, or of all complete ones; None if one of `n` is incomplete."""
         launches = self.whole(n)
         if not launches or len(launches) < (n or 0):
             return None
@@ -131,7 +137,7 @@ class WindowSeries(PairSeries):
 
     @property
     def interval(self) -> Interval:
-        """Candidate over baseline, over all launches with all values, with its 95 % interval."""
+        """Candidate over baseline, with its 95% interval."""
         seen = self.estimate()
         assert seen is not None
         mean, reach = self.sign * seen.mean, estimates.t_above(TAIL, seen.df) * seen.error
@@ -139,7 +145,7 @@ class WindowSeries(PairSeries):
 
     @property
     def strange(self) -> str:
-        """Reason why its launches are not as the allowance says: two are too far apart. Empty if they are."""
+        """Reason why launches differ by more than the allowance, or ""."""
         means = [fmean(launch) for launch in self.whole()]
         if len(means) < 2:
             return ""
@@ -151,8 +157,7 @@ class WindowSeries(PairSeries):
 
 
 def variance_of_mean(launches: Sequence[Sequence[float]]) -> float:
-    """Return the variance of the mean of a launch's pairs of windows, in the mean over launches: by the scatter of the
-    pairs or of their blocks, whichever is larger. Each launch has at least BLOCKS pairs."""
+    """Return the mean variance of a launch mean, by window pairs or by blocks of them, whichever is larger."""
     by_pairs, by_blocks = [], []
     for launch in launches:
         n = len(launch)
@@ -163,19 +168,23 @@ def variance_of_mean(launches: Sequence[Sequence[float]]) -> float:
 
 
 def pairs_wanted(first: Sequence[Sequence[float]], margin: float) -> int:
-    """Return how many pairs of windows each launch needs, so that its mean is known to a quarter of the margin, or to a
-    tenth of itself if it is far beyond the margin: a multiple of four, by the endpoint that needs most. first:
-    logarithms of ratios of its first pairs."""
+    """Return the number of window pairs per launch, a multiple of four, for the endpoint that needs most.
+
+    They give the mean to a quarter of the margin, or to a tenth of itself if it is far beyond the margin.
+
+    Args:
+        first: logarithms of ratios of the first window pairs, by endpoint.
+    """
     needed = max(SURE * estimates.sample_sd(each) / max(margin / 4, abs(fmean(each)) / 10) for each in first) ** 2
     return min(max(BLOCKS * math.ceil(needed / BLOCKS), FEWEST_PAIRS), MOST_PAIRS)
 
 
 def host_decides(ratios: Sequence[float], busy: float | None) -> str:
-    """Return why throughput as seen cannot be judged after a launch, because it is the host's; empty if it can.
+    """Return why the host determines the throughput of a launch, or "".
 
     Args:
-        ratios: Logarithms of the ratios of its pairs of windows, or of the first of them.
-        busy: Share of the time of these windows in which a kernel ran; None if it is unknown.
+        ratios: logarithms of ratios of window pairs.
+        busy: share of the time with a kernel, if known.
     """
     if busy is not None and busy < LEAST_BUSY:
         return f"a kernel runs for {percent(busy)} of the time (at least {percent(LEAST_BUSY)} is needed)"

@@ -1,7 +1,7 @@
-"""A gate of nothing but the start, from its records: pairs of launches, one at a time, each with one request.
+"""Gate of the start only, computed from its records: pairs of launches, each of which serves one request.
 
-A start with empty folders for compiled code fills them for the next start of its side: so a pair has two launches of
-each side, if both states of the caches are judged.
+A start with empty compile caches fills them for the next start of its side. So a pair has two launches of each side if
+both states of the caches are evaluated.
 """
 
 from collections.abc import Sequence
@@ -26,22 +26,22 @@ from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import SLEEP_MODE, ClosedLoop
 
-FIRST = ClosedLoop(1, requests=1)  # the load after a start: one request, which proves that the engine serves
+FIRST = ClosedLoop(1, requests=1)  # load after a start: one request, which proves that the engine serves
 
 
 def is_of_start(measurement: Measurement) -> bool:
-    """Return whether a measurement of a gate was made for its start."""
+    """Return whether a measurement belongs to a gate of the start."""
     part = measurement.paired
     return part is not None and part.window is None and measurement.load == FIRST
 
 
 def judge_starts(measurements: Sequence[Measurement], criteria: GateCriteria) -> Gated:
-    """Findings of a gate of the start. A pair counts if each launch of it has served its request."""
+    """Return the result of a gate of the start. A pair counts if each of its launches has served its request."""
     pairs, dropped, first = list[PairOfLaunches](), list[str](), measurements[0]
     states = {m.paired.caches for m in measurements if m.paired}
     in_time = sorted(measurements, key=attrgetter("measured_at"))
     for number, members in sorted(grouped(in_time, attrgetter("paired.pair")).items()):
-        last = {(m.paired.side, m.paired.caches): m for m in members if m.paired}  # if it was made again
+        last = {(m.paired.side, m.paired.caches): m for m in members if m.paired}  # if it was repeated
         if len(last) < len(SIDES) * len(states):
             continue
         if failed := [(side, m) for (side, _), m in last.items() if m.run.failures]:

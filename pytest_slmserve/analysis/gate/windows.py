@@ -1,4 +1,4 @@
-"""A gate whose sides live on one GPU at once, from its records: launches of both sides, in which windows take turns."""
+"""Gate whose sides share one GPU, computed from its records: launches of both sides, whose windows alternate."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement
 
-PairOfWindows = tuple[Measurement, Measurement]  # of the baseline and of the candidate
+PairOfWindows = tuple[Measurement, Measurement]  # baseline, candidate
 
 
 def part_of(window: Measurement) -> GateLaunch:
@@ -47,8 +47,10 @@ def part_of(window: Measurement) -> GateLaunch:
 
 
 def figures_of(window: Measurement) -> Summary:
-    """Return the figures of a window, with its busy seconds as they were counted between idle moments. The sensors'
-    share of a short window is wrong by several percent; that of a simulated GPU is exact."""
+    """Return the figures of a window, with its busy seconds as counted between idle moments.
+
+    The sensors' share of a short window is wrong by several percent, except on a simulated GPU.
+    """
     seen, busy_s = summarize(window), part_of(window).busy_s
     if window.environment.platform == "simulated":
         return seen
@@ -61,9 +63,11 @@ def figures_of(window: Measurement) -> Summary:
 def windows_that_count(
     windows: Iterable[Measurement], counted: bool | None = None
 ) -> tuple[list[PairOfWindows], list[str]]:
-    """Return pairs of windows of one load in one launch of both sides, without those that are thrown away at its
-    beginning; and why others do not count, a sentence each. counted: whether busy seconds were counted, which those of
-    a window then have to be; None: if those of any were."""
+    """Return the pairs of windows of one load in one launch that count, and the reasons why others do not.
+
+    Args:
+        counted: whether windows need counted busy seconds; None: if any window has them.
+    """
     numbered = grouped(windows, lambda m: part_of(m).window or 0)
     if counted is None:
         counted = any(part_of(m).busy_s is not None for members in numbered.values() for m in members)
@@ -86,8 +90,10 @@ def windows_that_count(
 def launches_that_count(
     measurements: Sequence[Measurement],
 ) -> tuple[tuple[PairOfLaunches, ...], tuple[str, ...]]:
-    """Launches of both sides with windows enough at each load, in the order of measuring; and why others, or some of
-    their windows, do not count. Of a launch that was broken off and made again the last one is meant."""
+    """Return the launches with enough windows at each load, and the reasons why others or windows do not count.
+
+    If a launch was repeated, the last one counts.
+    """
     found, dropped = list[PairOfLaunches](), list[str]()
     loads = sorted({m.load for m in measurements}, key=attrgetter("concurrency"))
     in_time = sorted(measurements, key=attrgetter("measured_at"))
@@ -108,7 +114,6 @@ def launches_that_count(
 
 
 def _launch(members: Sequence[Measurement], blocks: Sequence[Sequence[PairOfWindows]], place: int) -> Launch:
-    """One side of a launch. blocks: its windows that count, at each load. place: of the side."""
     own = [part_of(m) for m in members if part_of(m).side == SIDES[place]]
     return Launch(
         measurements=tuple(pair[place] for windows in blocks for pair in windows),
@@ -122,8 +127,7 @@ def _launch(members: Sequence[Measurement], blocks: Sequence[Sequence[PairOfWind
 def window_series(
     endpoint: Endpoint, pairs: Sequence[PairOfLaunches], criteria: GateCriteria, allowances: Mapping[str, Allowance]
 ) -> WindowSeries | None:
-    """Return the series of an endpoint; None if no window has a value, or if a single load is shown as the large
-    one."""
+    """Return the series of an endpoint, or None without values, or for the small load if there is only one load."""
     name = endpoint.label_in(pairs)
     values = [[*zip(*map(endpoint.read, pair.launches), strict=True)] for pair in pairs]
     if (has_one_load(pairs) and endpoint.load == SMALL) or not any(any(window) for each in values for window in each):
@@ -132,9 +136,10 @@ def window_series(
 
 
 def by_the_host(endpoint: Endpoint, pairs: Sequence[PairOfLaunches], series: WindowSeries) -> str:
-    """Return why the host decides what was seen of an endpoint, by the first windows of the first launch or by all of
-    them; empty if it does not, and of busy seconds. The share of time with a kernel is the baseline's: that of a
-    candidate may be what it is worse by."""
+    """Return why the host determines the figures of an endpoint, or "" as for tokens per busy second.
+
+    The share of time with a kernel is the baseline's, because the candidate's may be its regression.
+    """
     if endpoint.figure == BUSY.figure or not series.windows[0]:
         return ""
     active = [each for each in replace(SHARE, load=endpoint.load).read(pairs[0].baseline) if each is not None]
@@ -145,13 +150,13 @@ def by_the_host(endpoint: Endpoint, pairs: Sequence[PairOfLaunches], series: Win
 def series_by_endpoint(
     pairs: Sequence[PairOfLaunches], criteria: GateCriteria, allowances: Mapping[str, Allowance]
 ) -> dict[Endpoint, WindowSeries]:
-    """Return the series of the endpoints that are judged."""
+    """Return the series of the evaluated endpoints."""
     found = {endpoint: window_series(endpoint, pairs, criteria, allowances) for endpoint in TOGETHER.values() if pairs}
     return {endpoint: series for endpoint, series in found.items() if series}
 
 
 def judge_windows(measurements: Sequence[Measurement], criteria: GateCriteria) -> Gated:
-    """Findings of a gate whose sides live on one GPU at once, with what all gates tell of the noise of launches."""
+    """Return the result of a gate whose sides share one GPU, with the default noise of launches."""
     (pairs, dropped), first = launches_that_count(measurements), measurements[0]
     part, exact = part_of(first), tuple(outputs_kept(first, pairs))
     model = short_name(first.spec.model)
@@ -159,10 +164,10 @@ def judge_windows(measurements: Sequence[Measurement], criteria: GateCriteria) -
 
 
 def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
-    """Return a gate whose sides live on one GPU at once, judged with these allowances, by the names of endpoints.
+    """Return a gate whose sides share one GPU, evaluated with these allowances by label.
 
-    An endpoint is refused if the host decides it, or if launches differ by more than the allowance. What was seen is
-    then left to the busy seconds of that load, if they can be judged; else it is inconclusive.
+    An endpoint is refused if the host determines it, or if launches differ by more than the allowance. Tokens per busy
+    second at the same load then decide or, if they cannot be evaluated, the endpoint is inconclusive.
     """
     pairs, terms = gated.pairs, gated.terms
     series = series_by_endpoint(pairs, terms, allowances)
@@ -191,10 +196,9 @@ def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
 
 
 def beside_an_idle_one(measurements: Iterable[Measurement]) -> dict[str, Interval]:
-    """Speed of an engine beside an idle one, over that of the same engine alone, with its 95 % interval, by the label
-    of the endpoint; empty if no calibration has measured it."""
+    """Return the speed of an engine next to an idle one relative to alone, by label; empty without a calibration."""
     own, found = [m for m in measurements if part_of(m).pair < 1], dict[str, Interval]()
-    newest = max(own, key=attrgetter("measured_at")).launch if own else ""  # it may have been broken off before
+    newest = max(own, key=attrgetter("measured_at")).launch if own else ""  # an earlier one may have been interrupted
     windows = {part_of(m).window or 0: m for m in own if m.launch == newest}
     each = THROWN_AWAY + FIRST_PAIRS
     alone, beside = (
@@ -212,8 +216,10 @@ def beside_an_idle_one(measurements: Iterable[Measurement]) -> dict[str, Interva
 
 
 def wanted(windows: Sequence[PairOfWindows], criteria: GateCriteria) -> int:
-    """Return how many pairs of windows of one load each launch needs. windows: of the first launch, that count. Windows
-    whose scatter is the host's tell nothing of that, if the busy seconds were counted."""
+    """Return the number of window pairs per launch at one load, from the first launch's windows that count.
+
+    Endpoints that the host determines are ignored if busy seconds were counted.
+    """
     first = windows[:FIRST_PAIRS]
     if len(first) < FIRST_PAIRS:
         return FIRST_PAIRS
