@@ -410,7 +410,7 @@ def of_the_advised_batch(claim: Claim, curve: Curve) -> Evidence:
 def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
     """Return a figure of a model over that of a smaller one, each at its largest batch in the paper's table 1.
 
-    The smaller one is the next smaller model for the energy of a token, and the one with the most power for power
+    The smaller one is the next smaller model for the energy of a token, and the one that draws the most for power
     (arXiv:2404.03353, figure 4, which has only watts).
     """
     own, smaller, what = at_table_1(curve), claim.against.get(curve.subject), figure_named(claim.figure, 0.0)

@@ -211,7 +211,7 @@ class Metric:
 
     Attributes:
         scale: factor from the field's unit to that of the heading.
-        bounded: whether launches and hosts differ by a known bound.
+        bounded: whether launches and hosts differ by at most a known bound.
         of_gpu: whether it excludes the time in which the GPU waits for its host.
     """
 
@@ -706,7 +706,7 @@ class ReleaseHistory:
 
     Attributes:
         steps: changes of the level by more than the tolerance; `at` is the index of a release.
-        gate: command that adds the launches that the last such release lacks, or "".
+        gate: command that adds launches to the last release that has too few, or "".
     """
 
     subject: str

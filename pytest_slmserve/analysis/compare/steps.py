@@ -3,7 +3,7 @@
 Matteson and James 2014, "A nonparametric approach for multiple change point analysis of multivariate data",
 arXiv:1306.4933. Hunter (Fleming et al. 2023, arXiv:2301.03034) and Apache Otava find regressions with it. Otava 0.8.0
 pins NumPy 2.2.0, which excludes vLLM, so the method is implemented here. Unlike Otava, it tests a split by random
-orders of the values, as Matteson and James do. Otava's t-test has no known level, because it tests a chosen split.
+orders of the values, as Matteson and James do. Otava's t-test has no known level, because its split is chosen first.
 
 A value represents a whole release, because a change of host would look like a step between launches.
 """

@@ -120,7 +120,7 @@ class Curve:
 
     @property
     def first(self) -> Measurement | None:
-        """First measurement. Its engine, workload, environment and ramp-up are those of all."""
+        """First measurement, with the workload, environment, ramp-up and engine (except `max_num_seqs`) of all."""
         return self.measurements[0] if self.measurements else None
 
     @property
@@ -333,7 +333,7 @@ class Curve:
         return _verdict(LATENCY, self, state, why, flattest, tolerance, loads)
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
-        """Return the verdict on whether all points up to the plateau, if there is one, are Pareto-optimal.
+        """Return the verdict on whether all points up to the plateau (or all, without one) are Pareto-optimal.
 
         Args:
             margin: advantage in throughput and mean E2E that counts, because noise separates even equal points.
