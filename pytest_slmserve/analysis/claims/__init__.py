@@ -1,1 +1,1 @@
-"""Claims of the research as data, and the functions that judge them on points and curves."""
+"""Claims of the research as data, and the functions that evaluate them on points and curves."""

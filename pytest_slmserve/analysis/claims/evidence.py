@@ -1,7 +1,7 @@
-"""What claims are judged by: figures of sweeps, jobs and deployments, compared with each other; and arithmetic.
+"""Evidence for claims: ratios between figures of sweeps, jobs and deployments, and arithmetic.
 
-The interval of each estimate has the noise of all points that are compared. A function raises Inconclusive with the
-reason if a figure that it needs was not measured, or a point is missing or not valid.
+The interval of each estimate includes the noise of all points that are compared. The functions raise Inconclusive with
+the reason if a figure was not measured, or if a point is missing or invalid.
 """
 
 import math
@@ -46,29 +46,25 @@ from pytest_slmserve.schema.specs import GIB, OF_ADAPTERS
 Expected = Literal["passes", "fails", "either"]
 Others = Sequence[Curve]
 Parameters = Mapping[str, Any]
-FIGURES: dict[str, Figure] = {"": output_rate, "e2e_s": e2e_s}  # those that make a point valid
+FIGURES: dict[str, Figure] = {"": output_rate, "e2e_s": e2e_s}  # every valid point has these figures
 AFTER = 128  # "after a batch size of 128"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A statement that measurements can refute, as `claims.toml` has it.
+    """Statement that measurements can refute, as in `claims.toml`.
 
     Attributes:
-        name: As items and records have it.
-        of: The measurements that it reads: sweeps; replicas, with one engine alone under the same load; engines on
-            several numbers of GPUs; jobs; shares of prompts that come from a cache; formats of outputs; an engine with
-            and without speculation; or none, for arithmetic.
-        models: Those that the statement speaks of; empty for any.
-        against: By model, those that it is compared with, if the claim compares models.
-        compares: What its figure is compared over, see `evidence_for`; empty if a function of its own judges it.
-        passes: The side of the threshold on which all that is compared lies if it passes. "within" is between the
-            threshold, a factor, and its inverse; or between a share and its opposite. "between" is from 1 to there.
-        threshold: The parameter that is the threshold.
-        figure: The figure that it compares; empty for throughput.
-        words: The sentence of a verdict. "{}" stands for the estimate, other names for facts of what is compared.
-        parameters, expected, evidence: Of its row for any model anywhere. "either" is for a statement that hosts and
-            models decide, so that it is a finding and no failure.
+        of: the measurements that it reads.
+        models: to which it applies; empty for any.
+        against: for each model, the models with which it is compared.
+        compares: kind of evidence, see `evidence_for`; empty if the claim has its own function.
+        passes: side of the threshold on which all estimates must lie. "within" is between the threshold and its inverse
+            (or, for a share, its negative), and "between" is from 1 to the threshold.
+        threshold: name of the parameter.
+        figure: empty for throughput.
+        words: sentence of a verdict, in which "{}" stands for the estimate.
+        expected: "either" is for a finding that is never a failure.
     """
 
     name: str
@@ -88,24 +84,24 @@ class Claim:
 
     @property
     def of_tokens(self) -> bool:
-        """Report whether it speaks of generating text, as of what a GPU does meanwhile or the energy of a token."""
+        """True if it is about generating tokens: GPU counters, or the energy of a token."""
         return self.compares == "counters" or self.figure == "energy_per_token_j"
 
 
-Told = tuple[str, Sequence[Point]]  # a sentence on an estimate, and the points that a verdict by it rests on
+Told = tuple[str, Sequence[Point]]  # a sentence on an estimate, and the points of its verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What a claim is judged by: estimates that must all lie on one side of its threshold.
+    """Estimates that must all lie on one side of a claim's threshold.
 
     Attributes:
-        estimates: Returns the estimates, each with an interval that holds together with so many.
-        in_percent: Whether they are shares, not factors.
-        qualifier: Clause on the threshold.
-        remark: Clause on all.
-        doubtful: The state that noise, or loads that an adaptive sweep left out, may turn: then it is inconclusive.
-        again: Loads whose further measurements would decide it, if they are known.
+        estimates: returns them, with intervals that hold together for the given number.
+        in_percent: whether they are shares and not factors.
+        qualifier: clause on the threshold.
+        remark: clause at the end of the reason.
+        doubtful: state that noise or a skipped load could reverse, so it becomes inconclusive.
+        again: loads whose further measurements would resolve the claim.
     """
 
     estimates: Callable[[int], Sequence[Seen[Told]]]
@@ -117,12 +113,16 @@ class Evidence:
 
 
 class NotMeasured(Inconclusive):
-    """Nothing of the kind that a claim compares was measured, so a report does not speak of it."""
+    """Lack of any measurement for a claim, so a report omits the claim."""
 
 
 class Compared(NamedTuple):
-    """A point, and the point that it is compared with. facts: for the claim's words. scale: factor of the ratio.
-    figure: another one than that of the claim."""
+    """A point, and the point with which it is compared.
+
+    Attributes:
+        facts: for the claim's words.
+        figure: replaces that of the claim.
+    """
 
     of: Point
     to: Point
@@ -139,15 +139,15 @@ def of_ratios(
     several: int = 1,
     **clauses: Any,
 ) -> Evidence:
-    """Return the evidence of the claim's figure at one point of each row over that at another.
+    """Return the evidence of the claim's figure at one point of each row over the other.
 
-    The words tell "{of.concurrency}" and "{to.concurrency}", facts of the two points, and "{mine}" and "{theirs}", the
-    means of their figure.
+    The words may name both points ("{of.concurrency}", "{to.concurrency}") and the means of the figure ("{mine}",
+    "{theirs}").
 
     Args:
-        used: Points that a verdict rests on. Defaults to the two that decide.
-        among, several: See `points.ratio`.
-        clauses: Fields of the evidence.
+        used: points on which a verdict rests; the two that decide by default.
+        among: see `points.ratio`, also for `several`.
+        clauses: fields of the evidence.
     """
 
     def seen(number: int) -> list[Seen[Told]]:
@@ -163,8 +163,11 @@ def of_ratios(
 
 
 def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdict:
-    """Return the evidence for a claim of one threshold, or the verdict on one with a rule of its own. Raises
-    Inconclusive with the reason if there is neither."""
+    """Return the evidence for a claim with a threshold, or the verdict on a claim with its own rule.
+
+    Raises:
+        Inconclusive: if there is neither, with the reason.
+    """
     if claim.compares in ("counters", "loads", "first full load") and (reason := obstacle(curve)):
         raise Inconclusive(reason)
     match claim.compares:
@@ -223,33 +226,35 @@ def evidence_for(claim: Claim, curve: Curve, others: Others) -> Evidence | Verdi
     return judge_arithmetic(claim.name, curve.subject)
 
 
-# Table 1 of arXiv:2404.03353, by arithmetic: an A100 with 40 GiB, and requests of 512 and 256 tokens.
+# Table 1 of arXiv:2404.03353: an A100 with 40 GiB, and requests of 512 prompt and 256 output tokens.
 BUDGET_BYTES = 9 * 40 * GIB // 10
 PROMPT_TOKENS, OUTPUT_TOKENS = 512, 256
 KNOWN = PROMPT_TOKENS + OUTPUT_TOKENS
-MEAN = PROMPT_TOKENS + OUTPUT_TOKENS // 2  # of requests whose phases are spread evenly
+MEAN = PROMPT_TOKENS + OUTPUT_TOKENS // 2  # mean length, if requests are evenly distributed over their progress
 BLOCK_SIZE = 16
 PUBLISHED = {"opt-125m": 512, "opt-1.3b": 256, "opt-2.7b": 128, "opt-6.7b": 64, "opt-13b": 16}  # largest batches
 REQUEST_MODEL = "opt-1.3b"
 
 
 def request_bytes(model: str, tokens: int = KNOWN) -> int:
-    """Return the bytes of the keys and values of one request of a catalogue model."""
+    """Return the KV bytes of one request of a catalogue model."""
     return tokens * (CATALOGUE[model].kv_bytes_per_token() or 0)
 
 
 def largest_batch(model: str, tokens: int = KNOWN, budget_bytes: int = BUDGET_BYTES, block: int = 1) -> int:
-    """Return the requests of a catalogue model that fit into the budget less the weights, each allocated for so many
-    tokens in whole blocks. At the `MEAN` length in blocks of 16 it is what an engine holds at one moment."""
+    """Return how many requests of a catalogue model fit into the budget less the weights, in whole blocks.
+
+    `MEAN` tokens and blocks of 16 give the number that an engine holds at one moment.
+    """
     blocks = (budget_bytes - (CATALOGUE[model].weight_bytes() or 0)) // request_bytes(model, block)
     return max(0, (blocks - (NULL_BLOCKS if block > 1 else 0)) // -(-tokens // block))
 
 
 def judge_arithmetic(claim: str, subject: str) -> Verdict:
-    """Return the verdict on a claim by arithmetic for a model, by its short name.
+    """Return the verdict on an arithmetic claim for a model (short name).
 
-    A batch of the paper that does not fit at full length ran only because not all requests are long at once. The
-    paper's size of a request is that of its 256 output tokens.
+    If a batch of the paper does not fit at full length, it ran because not all requests are long at once. The paper's
+    size of a request is that of its 256 output tokens.
     """
     of_table = claim in ("table-1-batch-fits", "larger-models-cannot-hold-500")
     if of_table and subject not in PUBLISHED:
@@ -288,20 +293,18 @@ NO_UTIL = "no sensor gave GPU utilisation"
 NO_DECODING = "no reading of the sensors fell between prompts (many do after a burst ramp-up)"
 IDLE_TENSOR = "the tensor cores did not run at any load"
 
-# What reads 0 of a GPU that serves was not measured.
+# A reading of 0 from a busy GPU means that the figure was not measured.
 UTILIZATION, ENERGY = figure_named("gpu_util", 0.0), figure_named("energy_per_token_j", 0.0)
 
 
 def of_counters(claim: Claim, curve: Curve) -> Evidence:
-    """Return a counter of the GPU at every load, or at the largest: a share, or how many times nearer memory is to what
-    it can reach than the tensor cores are. Counters of decoding are read while the engine processes no prompt.
+    """Return a counter of the GPU at every load or at the largest one, or the ratio of memory to tensor activity.
 
-    The threshold of the resident warps is what a kernel that saturates the GPU has: a smaller share tells of free
-    capacity, a larger one of nothing (arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6). Decode stays
-    memory-bound at large batches (arXiv:2503.08311); by shapes, grouped keys at a short context need not
-    (`gpu_figures.Work.intensity`). `decode-saturates-dram` tells three cases apart: it passes with that claim if
-    decoding is bound by memory, that one fails if it is bound by arithmetic, and only this one if neither is near its
-    end.
+    Counters of decoding are read while the engine processes no prompt. Below the threshold of resident warps, that of a
+    kernel that saturates the GPU, capacity is free (arXiv:2404.03353, figure 3; arXiv:2503.08311, figures 5 and 6).
+    Decode stays memory-bound at large batches (arXiv:2503.08311), except, by the model configuration, for grouped keys
+    at a short context (`gpu_figures.Work.intensity`). If neither memory nor arithmetic limits it, only
+    `decode-saturates-dram` fails.
     """
     points, counter, gap = curve.valid, figure_named(claim.figure), claim.figure == "saturation_gap"
     judged, at_largest, most = points, False, 1.0
@@ -340,12 +343,12 @@ def of_counters(claim: Claim, curve: Curve) -> Evidence:
 
     remark = "" if at_largest else sparsely(curve)
     doubtful = State.PASSES if curve.unneeded and not (gap or at_largest) else None
-    again = (min(judged, key=lambda p: fmean(counter(p))).concurrency,) if gap else ()  # the one that decides
+    again = (min(judged, key=lambda p: fmean(counter(p))).concurrency,) if gap else ()  # the load that decides
     return Evidence(estimates=seen, in_percent=not gap, remark=remark, doubtful=doubtful, again=again)
 
 
 def of_loads(claim: Claim, curve: Curve) -> Evidence:
-    """Return a figure at the largest load over that at the smallest: GPU utilization, or the energy of a token.
+    """Return GPU utilization, or the energy of a token, at the largest load over that at the smallest.
 
     arXiv:2404.03353, figure 8: utilization "remains constant", and decreases with large batches, while throughput
     grows. arXiv:2503.08311, raw results, OPT-1.3B: 0.67 J at batch 1, 0.031 J at 256.
@@ -360,7 +363,7 @@ def of_loads(claim: Claim, curve: Curve) -> Evidence:
 
 
 def of_the_next_load(claim: Claim, curve: Curve) -> Evidence:
-    """Return the gain of throughput per doubling from 128 concurrent requests to the next load that was measured."""
+    """Return the throughput gain per doubling from 128 concurrent requests to the next measured load."""
     gain = next((each for each in curve.gains() if each.start == AFTER), None)
     if gain is None:
         raise Inconclusive(f"not measured at concurrency {AFTER} and twice as many")
@@ -370,8 +373,7 @@ def of_the_next_load(claim: Claim, curve: Curve) -> Evidence:
 
 
 def of_neighbours(claim: Claim, curve: Curve) -> Evidence:
-    """Return the relative change of throughput of each load that was measured both alone and beside engines on other
-    GPUs of the host."""
+    """Return throughput without engines on other GPUs over that with them, less 1, at each load measured both ways."""
     beside, alone = (
         valid_points(points_of(m for m in curve.measurements if bool(m.neighbours) is busy)) for busy in (True, False)
     )
@@ -390,8 +392,10 @@ def of_neighbours(claim: Claim, curve: Curve) -> Evidence:
 
 
 def of_the_advised_batch(claim: Claim, curve: Curve) -> Evidence:
-    """Return throughput at the batch that the advisor of arXiv:2503.08311 chooses over that at each other load. Its
-    objective is twice the time per output token at concurrency 32."""
+    """Return throughput at the batch that the advisor of arXiv:2503.08311 recommends over that at each other load.
+
+    The limit is twice the time per output token at concurrency 32.
+    """
     subject, wish = subjects.of_curve(curve, None), Objectives(slo=subjects.OBJECTIVE)
     found, points = decide(subject, wish), {p.concurrency: p for p in subject.usable}
     if found.batch not in points:
@@ -404,10 +408,10 @@ def of_the_advised_batch(claim: Claim, curve: Curve) -> Evidence:
 
 
 def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
-    """Return a figure of a model over that of a smaller one, each at its largest batch of the paper's table 1.
+    """Return a figure of a model over that of a smaller one, each at its largest batch in the paper's table 1.
 
-    It is the energy of a token over that of the next smaller model, or the power over the largest one of smaller models
-    (arXiv:2404.03353, figure 4, which has watts only).
+    The smaller one is the next smaller model for the energy of a token, and the one that draws the most for power
+    (arXiv:2404.03353, figure 4, which has only watts).
     """
     own, smaller, what = at_table_1(curve), claim.against.get(curve.subject), figure_named(claim.figure, 0.0)
     if smaller is None:
@@ -423,12 +427,10 @@ def of_models(claim: Claim, curve: Curve, others: Others) -> Evidence:
 
 
 def of_the_first_full_load(claim: Claim, curve: Curve) -> Evidence | Verdict:
-    """Return the largest throughput over that at the first load at which GPU utilization has reached `full`; 1 if that
-    load is the largest. If none has, it is a verdict without a value.
+    """Return the largest throughput over that at the first load at which GPU utilization reaches `full`.
 
-    What fails at the loads of an adaptive sweep need not fail: a load that it left out may have reached full
-    utilization first. arXiv:2404.03353, figure 8: GPU utilization tells that some kernel ran, not how much of the GPU
-    it used.
+    If no load reaches it, the result is a verdict. In an adaptive sweep a failure is inconclusive, because a skipped
+    load may have reached it first. GPU utilization says only that some kernel ran (arXiv:2404.03353, figure 8).
     """
     points, full, threshold = curve.valid, claim.parameters["full"], claim.parameters["threshold"]
     _refuse_unseen(NO_UTIL, points, UTILIZATION)
@@ -457,8 +459,10 @@ def of_the_first_full_load(claim: Claim, curve: Curve) -> Evidence | Verdict:
 
 
 def at_table_1(curve: Curve) -> Point | None:
-    """Return the point at the model's largest batch of the paper's table 1, of one GPU that computes whole prompts and
-    makes free text, if its energy was measured."""
+    """Return the point at the model's batch of table 1, if its energy was measured.
+
+    It needs one GPU, and no shared prefixes or structured output.
+    """
     asked = curve.workload and curve.workload.spec
     other = asked and (asked.finds_prefixes or asked.response_format)
     if other or (curve.spec and curve.spec.tensor_parallel_size > 1):
@@ -468,16 +472,12 @@ def at_table_1(curve: Curve) -> Point | None:
 
 
 def _facts(curve: Curve) -> tuple[object, ...]:
-    """Return what is equal for sweeps of one environment, workload and way of loading, by engines that differ in their
-    model only."""
     where, load, workload, spec = curve.environment, curve.load, curve.workload, curve.spec
-    engine = spec and replace(spec, model="", kv_cache_bytes=0)  # what the weights leave
+    engine = spec and replace(spec, model="", kv_cache_bytes=0)  # its size depends on the weights
     return (where and where.key, load and load.ramp_up, workload and workload.hash, engine)
 
 
 def _refuse_unseen(what: str, points: Sequence[Point], figure: Figure) -> None:
-    """Raise Inconclusive with the reason `what` if a figure of some points was not measured, with their loads if it was
-    measured at others."""
     without = [p.concurrency for p in points if not figure(p)]
     some = "" if len(without) == len(points) else f" at concurrency {', '.join(map(str, without))}"
     if without:
@@ -485,18 +485,15 @@ def _refuse_unseen(what: str, points: Sequence[Point], figure: Figure) -> None:
 
 
 def _refuse_other_limits(points: Sequence[Point]) -> None:
-    """Raise Inconclusive for energies under different power limits, which cannot be compared."""
     limits = sorted({limit for p in points for limit in figure_named("power_limit_w")(p)})
     if len(limits) > 1:
         raise Inconclusive(f"measured under power limits of {limits[0]:g} W and {limits[-1]:g} W")
 
 
 def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 1) -> Interval:
-    """Return the mean of a point's figure with an interval from the spread within all points; absolute, not relative.
-
-    If several launches measured a point equally often, launches are what is repeated: their means count, as far from
-    the point's mean as single repeats would be. several: see `points.ratio`.
-    """
+    """Return the mean of a point's figure, with an absolute interval from the scatter within all points."""
+    # If several launches measured a point equally often, the launches are the repeats. Their means are scaled, so that
+    # they scatter around the point's mean as much as single repeats would.
     squares, df = 0.0, 0
     for p in points:
         values, launches = what(p), [group[0].launch for group in p.used]
@@ -516,34 +513,33 @@ def _around(point: Point, points: Sequence[Point], what: Figure, several: int = 
     return Interval(centre, centre - half, centre + half)
 
 
-FULL_BATCH = 1.25  # a larger limit that makes the batch larger by less was not what bound it: the KV cache was
+FULL_BATCH = 1.25  # if a larger limit enlarges the batch by a smaller factor, the KV cache is the limiting resource
 
 
 def most_varied(groups: Iterable[list[JobPoint]], varied: Callable[[JobPoint], Hashable]) -> list[JobPoint]:
-    """Return the group with the most different values of what was varied; of equal groups the last. Empty without
-    groups."""
+    """Return the group with the most different values, the last of equal groups; empty without groups."""
     return max(reversed(list(groups)), key=lambda group: len({varied(p) for p in group}), default=[])
 
 
 def same_engine(point: JobPoint) -> tuple[Hashable, ...]:
-    """Return what is equal for jobs of one engine, under one limit, whose arrivals are as even."""
+    """Return a key of jobs with one engine, concurrency limit and burstiness."""
     return point.spec.key, point.environment.key, point.load.max_concurrency, point.load.burstiness
 
 
 def same_but_kv(point: JobPoint) -> tuple[Hashable, ...]:
-    """Return what is equal for jobs that differ in nothing but the KV cache of their engine."""
+    """Return a key of jobs that differ only in the KV cache of their engine."""
     spec = replace(point.spec.without("num_gpu_blocks_override"), kv_cache_bytes=GIB)
     return *point.asked, point.environment.key, spec.key
 
 
 def grid_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Return the jobs of one engine, of as many requests, with the most lengths and rates."""
+    """Return the jobs of one engine and number of requests with the most output lengths and rates."""
     groups = grouped(_of_fixed_lengths(jobs), lambda p: (same_engine(p), p.requests))
     return most_varied(groups.values(), lambda p: (p.output_tokens, p.load.rate))
 
 
 def jobs_of_size(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Return jobs of one engine whose requests come all at once: those of the most lengths and numbers of requests."""
+    """Return the burst jobs of one engine with the most output lengths and numbers of requests."""
     at_once = [p for p in _of_fixed_lengths(jobs) if p.load.at_once]
     return most_varied(grouped(at_once, same_engine).values(), lambda p: (p.output_tokens, p.requests))
 
@@ -553,27 +549,25 @@ def _of_fixed_lengths(jobs: Sequence[JobPoint]) -> list[JobPoint]:
 
 
 def caches_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Return one job on engines with the most sizes of a KV cache."""
+    """Return the measurements of a job on engines with the most sizes of the KV cache."""
     served = [p for p in jobs if p.batching == CONTINUOUS and p.kv_blocks is not None]
     return most_varied(grouped(served, same_but_kv).values(), lambda p: p.kv_blocks)
 
 
 def limits_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Return one job, all of its requests at once, on engines with the most values of `max_num_seqs`, ascending."""
+    """Return the measurements of a burst job with the most values of `max_num_seqs`, ascending."""
     return most_varied(limit_groups(jobs), lambda p: p.spec.max_num_seqs)
 
 
 def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Return jobs with the same requests batched in different ways: of each such group and way, the job measured
-    last."""
+    """Return the last job of each batching mode, for requests that were batched in several modes."""
     alike = grouped(jobs, lambda p: (*p.asked, p.model, p.environment.gpu_name)).values()
     groups = [group for group in alike if len({p.batching for p in group}) > 1]
     return [point for group in groups for point in {p.batching: p for p in group}.values()]
 
 
 def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str, there: bool = True) -> None:
-    """Raise Inconclusive if these jobs cannot be compared. why: the reason if there are fewer than `least` of them.
-    there: whether any jobs of this kind were measured; else it is NotMeasured."""
+    """Raise Inconclusive if these jobs cannot be compared, or NotMeasured without jobs of this kind."""
     if len(points) < least:
         raise (Inconclusive if there else NotMeasured)(why)
     if invalid := next((point for point in points if not point.valid), None):
@@ -583,12 +577,12 @@ def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str, there: bool =
 
 
 def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
-    """Return what arrivals or the length of the outputs change (arXiv:2404.03353, figure 2, right).
+    """Return the effect of arrivals, or of the output length (arXiv:2404.03353, figure 2, right).
 
-    - For each length of the outputs: requests/s served over those that came at the lowest rate, below 1 by the time
-      that the last requests take; or mean E2E of requests that come all at once over that at the lowest rate.
-    - All at once, at the longest outputs over the shortest: requests/s, the mean batch, or the mean E2E ("a slight
-      increase in latency"; longer outputs reduce the batch, which is why throughput falls).
+    - For each output length: requests/s over the lowest request rate (below 1 because of the last requests), or the
+      mean E2E of a burst over that at the lowest rate.
+    - In a burst, at the longest outputs over the shortest: requests/s, mean batch (which longer outputs reduce), or
+      mean E2E ("a slight increase in latency").
     """
     grid = grid_of(curve.jobs)
     lowest = min((p.load.rate for p in grid), default=0.0)
@@ -602,7 +596,7 @@ def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
             def kept_up(several: int) -> list[Seen[Told]]:
                 found: list[Seen[Told]] = []
                 for place, p in enumerate(slowest):
-                    came = p.rate or p.load.rate  # known exactly
+                    came = p.rate or p.load.rate  # known without noise
                     seen = factor(served.mean(place, estimates.TAIL / several)).mapped(partial(mul, 1 / came))
                     found.append((seen, (claim.words.format("{}", of=p), slowest)))
                 return found
@@ -621,8 +615,10 @@ def of_arrivals(claim: Claim, curve: Curve) -> Evidence:
 
 
 def of_one_size(claim: Claim, curve: Curve, others: Others) -> Evidence:
-    """Return throughput and mean E2E of a model over those of the OPT of its size, all requests at once, at each output
-    length and for each number of requests (arXiv:2404.03353, figure 2, left)."""
+    """Return throughput and mean E2E of a burst over those of the OPT of the model's size, for each common burst.
+
+    The source is arXiv:2404.03353, figure 2, left.
+    """
 
     def size(p: JobPoint) -> Hashable:
         return p.workload.spec.prompt_tokens, p.workload.spec.output_tokens, p.requests, p.environment.key
@@ -640,17 +636,16 @@ def of_one_size(claim: Claim, curve: Curve, others: Others) -> Evidence:
 
 
 def of_limits(claim: Claim, curve: Curve) -> Evidence:
-    """Return a figure under a `max_num_seqs` over that under a smaller one, all requests at once: throughput over that
-    under the limit before, under each after `after` or only under the largest; or mean E2E under the largest over that
-    under the first after which none gains `little` of throughput.
+    """Return a figure of a burst under a `max_num_seqs` over that under a smaller one.
 
-    Limits that the KV cache does not let the batch reach do not count. arXiv:2404.03353, figure 1: "after a batch size
-    of 128", and "at the cost of a considerable degradation in latency"; waiting counts, so latency need not follow from
-    throughput.
+    The figure is throughput over that at the previous limit (past `after`, or only at the largest limit), or the mean
+    E2E at the largest limit over that at the first one past which throughput grows by less than the factor `little`.
+    Limits that the KV cache keeps the batch from reaching do not count. arXiv:2404.03353, figure 1: "after a batch size
+    of 128", and "at the cost of a considerable degradation in latency". Latency includes waiting.
     """
     limits = limits_of(curve.jobs)
     there = len({p.spec.max_num_seqs for p in limits}) > 1
-    # The larger limit made the mean batch larger: it was the limit that bound it.
+    # The larger limit increased the mean batch, so the smaller one had limited it.
     steps = [(p, q) for p, q in pairwise(limits) if (q.batch or 0.0) >= FULL_BATCH * (p.batch or 0.0)]
     if "after" in claim.parameters:
         after = claim.parameters["after"]
@@ -674,9 +669,11 @@ def of_limits(claim: Claim, curve: Curve) -> Evidence:
 
 
 def of_batching(claim: Claim, curve: Curve) -> Evidence:
-    """Return the throughput of continuous batching, all requests at once, over that of each other way to batch; or the
-    mean E2E at a rate under dynamic batching over that under static batching. Dynamic batching waits for a while,
-    static batching until a batch is full."""
+    """Return throughput of a burst with continuous batching over that with each other mode.
+
+    A second claim compares the mean E2E at a rate with dynamic batching (which waits for a time) and with static
+    batching (which waits for a full batch).
+    """
     ways = ways_of(curve.jobs)
     if claim.name == "dynamic-batching-answers-sooner":
         at_rate = {p.batching: p for p in ways if not p.load.at_once}
@@ -696,10 +693,10 @@ def of_batching(claim: Claim, curve: Curve) -> Evidence:
 
 
 def adapted_jobs(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Return jobs that differ in nothing but their adapters and the slots for them: those of the most kinds."""
+    """Return the jobs that differ only in adapters and their slots, with the most variants."""
 
     def alike(p: JobPoint) -> Hashable:
-        plain = replace(p.spec.without(*OF_ADAPTERS), kv_cache_bytes=GIB).key  # what the slots leave
+        plain = replace(p.spec.without(*OF_ADAPTERS), kv_cache_bytes=GIB).key  # its size depends on the slots
         return repr(p.load), replace(p.workload.spec, adapters=None), p.environment.key, plain
 
     served = [p for p in jobs if p.batching == CONTINUOUS]
@@ -707,9 +704,11 @@ def adapted_jobs(jobs: Sequence[JobPoint]) -> list[JobPoint]:
 
 
 def of_adapters(claim: Claim, curve: Curve) -> Evidence:
-    """Return the throughput of a job whose requests ask for adapters over that of the same job: without adapters; with
-    the fewest on as many slots; with those of the lowest rank; or, on fewer slots than adapters, with a slot for
-    each."""
+    """Return the throughput of a job with adapters over that of a simpler job.
+
+    The simpler job has no adapters, the fewest adapters on the same number of slots, the lowest rank, or a slot for
+    each.
+    """
     jobs = adapted_jobs(curve.jobs)
     alone = [p for p in jobs if not p.workload.spec.adapters]
     adapted = [(p, a) for p in jobs if (a := p.workload.spec.adapters)]
@@ -735,12 +734,10 @@ def of_adapters(claim: Claim, curve: Curve) -> Evidence:
 
 
 def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float) -> Verdict:
-    """Return the verdict on whether throughput grows with the number of KV blocks until all requests fit at once, and
-    no more from there.
+    """Return the verdict on whether throughput grows with the KV blocks until all requests fit, and no further.
 
-    It passes if the first cache that holds them serves more than `threshold` times what the smallest does, each larger
-    one less than `flat` times what the one before it does, and none that holds them preempts. value: throughput of the
-    first that holds them over that of the smallest.
+    It passes if the first cache that holds all requests reaches more than `threshold` times the throughput of the
+    smallest, if each larger one reaches less than `flat` times that of the previous one, and if none of these preempts.
     """
     claim, points = "throughput-grows-with-kv-blocks", sorted(caches_of(curve.jobs), key=attrgetter("kv_blocks"))
     fitting = [p for p in points if p.fits]
@@ -770,14 +767,12 @@ def throughput_grows_with_kv_blocks(curve: Curve, threshold: float, flat: float)
 
 
 def of_replicas(claim: Claim, curve: Curve) -> Evidence:
-    """Return a figure of replicas over that of one engine: throughput of the best number of replicas over one engine at
-    its best load; or another figure of the replicas that serve most, under the same load. Intervals are corrected for
-    what was chosen; by Little's law most served is least waited for.
+    """Return the best throughput of replicas over that of one engine, or another figure of them under the same load.
 
-    The mean E2E is that of the slowest replica, its percentile over the requests of all. arXiv:2404.03353: throughput
-    and latency improve (figure 5; no figure has tails), "considerable increase" of utilization (6), more power with
-    OPT-125M and OPT-1.3B, constant with OPT-2.7B (7). arXiv:2503.08311, raw results, OPT-1.3B: 1.337 against an engine
-    without chunked prefill, 1.236 against one with it.
+    The intervals are corrected for choosing the best. The mean E2E is that of the slowest replica, percentiles are over
+    all requests. arXiv:2404.03353: throughput and latency improve (figure 5; no figure has tails), "considerable
+    increase" of utilization (6), more power with OPT-125M and OPT-1.3B, constant with OPT-2.7B (7). arXiv:2503.08311,
+    raw results, OPT-1.3B: 1.337 against an engine without chunked prefill, 1.236 against one with it.
     """
     sharing = claim.parameters["sharing"]
     pairs, shared = compared(curve, sharing), [s for s in curve.shared if s.sharing == sharing]
@@ -810,23 +805,22 @@ def of_replicas(claim: Claim, curve: Curve) -> Evidence:
     rest += f" ({others})" if others else ""
     if latency := figure_ratio(alone, best, "largest_e2e_s"):
         rest += f"; their largest mean E2E is {percent(latency.value)} of its mean"
-    # The choice of each side errs in one direction only, so each end is corrected for one of them.
+    # Choosing the best of a side errs in one direction only, so each end is corrected for one choice.
     return of_ratios(claim, [Compared(best, alone, {"rest": rest})], several=max(len(pairs), len(engines)))
 
 
 def of_gpus(claim: Claim, curve: Curve) -> Evidence:
     """Return throughput on several GPUs over that on others (arXiv:2404.03353, figure 1).
 
-    - An engine over that on the fewest GPUs, under the largest load that fits at once on both: per GPU, however many it
-      has, or in all on the most GPUs.
-    - An engine on `more` GPUs over that on `fewer`, each under its best load. Their memory counts, because a load may
-      only fit into more GPUs: "due to memory requirements".
-    - Replicas with a GPU each over one engine on as many GPUs, under the largest load that both were measured under. If
-      the load does not fit into one GPU, several GPUs gain by memory too, and the sentence says so.
+    - An engine over the one on the fewest GPUs, under the largest load that fits both: per GPU, or in total on the most
+      GPUs.
+    - An engine on `more` GPUs over one on `fewer`, each under its best load, because memory counts: "due to memory
+      requirements".
+    - Replicas with a GPU each over one engine on the same number of GPUs, under their largest common load.
     """
     found, rest, several = deployments(curve), "", 1
     engines = one_engine_each(found)
-    pairs: list[tuple[Deployment, Deployment]] = []  # one, and the one that it is compared with
+    pairs: list[tuple[Deployment, Deployment]] = []  # each with the deployment with which it is compared
     degrees, there = {c.spec.tensor_parallel_size for c in (curve, *curve.wider) if c.spec}, bool(curve.wider)
     match claim.name:
         case "tensor-parallel-still-gains":
@@ -867,15 +861,14 @@ def of_gpus(claim: Claim, curve: Curve) -> Evidence:
 
 
 class HitRate(NamedTuple):
-    """A point, and the share of its prompt tokens that came from a cache of prefixes, in the mean of its repeats."""
+    """A point, and the mean share of its prompt tokens that came from the prefix cache."""
 
     rate: float
     point: Point
 
 
 def hit_rates(curve: Curve) -> dict[int, list[HitRate]]:
-    """Return the valid points of a curve and of those with larger shares of prompts in common, ascending by their hit
-    rates, for each load that several were measured under."""
+    """Return the valid points of a curve and its `warmer` curves, by load and hit rate, for loads with several."""
     found: dict[int, list[HitRate]] = {}
     for point in chain.from_iterable(each.valid for each in (curve, *curve.warmer)):
         shares = [cached.share for (m, *_) in point.used if (cached := cache_hit_share(m.run))]
@@ -886,8 +879,7 @@ def hit_rates(curve: Curve) -> dict[int, list[HitRate]]:
 
 
 def of_hit_rates(claim: Claim, curve: Curve) -> Evidence:
-    """Return a figure at each hit rate over that at the next lower one, under the largest load that was measured at
-    several."""
+    """Return a figure at each hit rate over that at the next lower one, under the largest load with several."""
     if not curve.warmer:
         raise NotMeasured("requests were not measured with several shares of their prompts in common, or cached or not")
     found = hit_rates(curve)
@@ -900,12 +892,12 @@ def of_hit_rates(claim: Claim, curve: Curve) -> Evidence:
 
 
 def structured_pairs(curve: Curve) -> list[tuple[Point, Point]]:
-    """Return the valid points of structured output, each with that of free text under the same load."""
+    """Return the valid points of structured output, each with free text under the same load."""
     return at_common_loads([p for each in curve.structured for p in each.valid], curve.valid)[0]
 
 
 def of_formats(claim: Claim, curve: Curve) -> Evidence:
-    """Return a figure of structured output over that of free text, under each load that both were measured under."""
+    """Return a figure of structured output over that of free text, under each common load."""
     if not curve.structured:
         raise NotMeasured("requests were not measured with structured output and with free text")
     pairs = structured_pairs(curve)
@@ -916,8 +908,7 @@ def of_formats(claim: Claim, curve: Curve) -> Evidence:
 
 
 def _refuse_compared(curves: Sequence[Curve], points: Sequence[Point], otherwise: str) -> None:
-    """Raise Inconclusive if a point of these curves is not valid, if there are none to compare, with the reason
-    `otherwise`, or if each of them has one repeat."""
+    """Raise Inconclusive if a point of the curves is invalid, if there are no points, or if none has repeats."""
     invalid = next((p for each in curves for p in each.points if not p.valid), None)
     if invalid or not points:
         why = "; ".join(invalid.problems) if invalid else otherwise
@@ -927,7 +918,7 @@ def _refuse_compared(curves: Sequence[Curve], points: Sequence[Point], otherwise
 
 
 def of_speculation(claim: Claim, curve: Curve) -> Evidence | Verdict:
-    """Return throughput with speculation over that without at the smallest load, or the verdict on where they cross."""
+    """Return throughput with speculation over that without at the smallest load, or the verdict on their crossing."""
     if curve.plain is None:
         raise NotMeasured("no engine was measured with and without speculation")
     found, made_up = curve.speedups, made_up_acceptance(curve.spec) if curve.spec else None
@@ -946,11 +937,13 @@ def of_speculation(claim: Claim, curve: Curve) -> Evidence | Verdict:
 
 
 def break_even(ratios: Mapping[int, Interval]) -> tuple[State, Interval | None, str]:
-    """Return the state of the promise that there is a load b* within these, below which speculation gains and above
-    which it costs; b* in concurrent requests if so; and the reason. ratios: of throughput with it over that without.
+    """Return the verdict on a load b* below which speculation gains and above which it costs, b* and the reason.
 
-    It passes if the ratio is surely above 1 at the smallest load, and below 1 at the largest. It fails if it is surely
-    on one side at every load, which bounds b*, or if speculation costs at a smaller load than one at which it gains.
+    It passes if the ratio is surely above 1 at the smallest load and below 1 at the largest. It fails if it is surely
+    on one side at every load, or if speculation costs at a smaller load than one at which it gains.
+
+    Args:
+        ratios: throughput with speculation over that without, by load.
     """
     seen, ends = crossing(ratios), {load: estimates.ends(ratio) for load, ratio in ratios.items()}
     (low, high), first, last = estimates.ends(seen), min(ratios), max(ratios)

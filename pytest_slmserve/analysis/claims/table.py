@@ -1,8 +1,7 @@
-"""The table of claims, read from `claims.toml`, and the verdicts by it, while a run goes on and from its archive.
+"""Table of claims from `claims.toml`, and the verdicts on them, both during a run and from its results file.
 
-A claim that is known not to hold somewhere has a row that expects it to fail, with the evidence; the most specific row
-that fits a model and an environment rules. `applies` says for which curves there is something to judge, and
-`models_read` names the models whose measurements a claim takes.
+If a claim is known to fail somewhere, a row expects this and contains the evidence. The most specific row that fits a
+model and an environment is used.
 """
 
 import tomllib
@@ -49,12 +48,13 @@ ANY_RELEASE = ("", "")
 
 @dataclass(frozen=True, slots=True)
 class ClaimRow:
-    """Expectation of a claim for a model on a device, by an interface, in a closed loop of one ramp-up, under a vLLM.
+    """Expected verdict on a claim for a model, device, interface, ramp-up and vLLM release.
 
-    model: a short name or "*". device: a platform ("cuda", "cpu", "simulated"), a GPU family of `gpu_figures.GPUS`
-    ("H200") or "*". interface: how the requests come in, or "*". ramp_up: of the closed loop, or "*". vllm: first
-    release, and the one it ends before; "" for no end. parameters: numbers of the judgement, plain, so that a record
-    can hold them and a report can repeat the judgement.
+    Attributes:
+        model: short name or "*".
+        device: platform ("cuda", "cpu", "simulated"), GPU family of `gpu_figures.GPUS` ("H200"), or "*".
+        vllm: first release, and the first one that is excluded; "" is open.
+        parameters: plain numbers, so that a record can store them and a report can repeat the verdict.
     """
 
     claim: str
@@ -69,8 +69,7 @@ class ClaimRow:
 
 
 def _read() -> tuple[dict[str, Claim], tuple[ClaimRow, ...]]:
-    """Return the claims of `claims.toml` by name, and its rows: first that of each claim for any model, then the
-    others."""
+    """Return the claims of `claims.toml` by name, and the rows: first one per claim for any model, then the others."""
     facts = tomllib.loads(Path(__file__).with_name("claims.toml").read_text("utf-8"))
     claims = {}
     for ways, entries in groupby(facts["claim"], key=lambda entry: entry.pop("sharing", ("",))):
@@ -96,13 +95,13 @@ CLAIMS, ROWS = _read()
 
 
 def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
-    """Return the verdict on the claim of a row by its parameters; inconclusive if data is missing.
+    """Return the verdict on the claim of a row by its parameters; inconclusive if data are missing.
 
     Args:
-        others: Curves measured in the same run, for claims that compare models.
+        others: curves of the same run, for claims that compare models.
 
     Raises:
-        LookupError: The row lacks a parameter of the claim.
+        LookupError: if the row lacks a parameter.
     """
     claim = replace(CLAIMS[row.claim], parameters=row.parameters)
     try:
@@ -127,7 +126,7 @@ def judge_row(row: ClaimRow, curve: Curve, others: Others = ()) -> Verdict:
 
 
 def applies(claim: Claim, curve: Curve) -> bool:
-    """Return whether the curve has something that the claim judges, for a report on whatever was measured."""
+    """Return whether a report on this curve should contain the claim."""
     if claim.models and curve.subject not in claim.models:
         return False
     if claim.of_tokens and not curve.decodes:
@@ -147,34 +146,38 @@ def applies(claim: Claim, curve: Curve) -> bool:
             return is_main_sweep(curve) and any(map(busy_rate, curve.valid))
         case deployments.CLAIM:
             return any(m.neighbours for m in curve.measurements)
-        case subjects.KV_BLOCKS:  # of an engine whose KV cache the plugin sizes, as it does not an endpoint's
+        case subjects.KV_BLOCKS:  # the plugin does not size the KV cache of an endpoint
             return bool(curve.measurements) and curve.measurements[0].spec.interface != "endpoint"
         case "marginal-after-128":
             return is_main_sweep(curve) and {AFTER, 2 * AFTER} <= {p.concurrency for p in curve.points}
-        case "decode-stays-memory-bound" | "decode-saturates-dram":  # the decoding was seen, at the largest load too
+        case "decode-stays-memory-bound" | "decode-saturates-dram":  # needs decoding at the largest load
             return is_sweep(curve) and bool(curve.valid) and curve.valid[-1].saturation_gap is not None
-        case "advised-batch-costs-little":  # on one GPU, under the loads of objective and efficiency, and further ones
+        case "advised-batch-costs-little":  # needs one GPU, the loads of the objective and of T(1), and another load
             usable = {p.concurrency for p in curve.valid}
             alone = curve.spec is not None and curve.spec.tensor_parallel_size == 1
             return is_main_sweep(curve) and alone and {1, subjects.OBJECTIVE.at} <= usable and len(usable) > 2
         case "energy-per-token-grows-with-model" | "larger-models-draw-more-power" | "power-rises-slightly-to-13b":
             return evidence.at_table_1(curve) is not None
-    # Without sensors there is nothing to say of the GPU.
+    # The remaining claims need sensors of the GPU.
     return is_sweep(curve) and any(p.gpu_util is not None or p.power_w is not None for p in curve.valid)
 
 
 def models_read(claim: Claim, model: str) -> tuple[str, ...]:
-    """Return the models whose measurements the claim on `model` takes; none for arithmetic."""
+    """Return the models whose measurements a claim on `model` reads; empty for arithmetic."""
     return () if claim.of == "arithmetic" else (model, *claim.against.get(short_name(model), ()))
 
 
 def is_of_gpu(name: str) -> bool:
-    """Return whether a claim is on what the GPU does while it works, so that the host's noise is none of its own."""
+    """Return whether a claim is about the busy GPU, so that the noise of the host does not affect it."""
     return name == GPU_PLATEAU or CLAIMS[name].compares == "counters"
 
 
 def claim_of(name: str) -> Claim:
-    """Return the claim of that name. Raises BadUsage for an unknown one."""
+    """Return the claim with this name.
+
+    Raises:
+        BadUsage: if there is none.
+    """
     if found := CLAIMS.get(str(name)):
         return found
     raise BadUsage(
@@ -191,12 +194,13 @@ def row_for(
     ramp_up: RampUp | None = None,
     rows: tuple[ClaimRow, ...] = ROWS,
 ) -> ClaimRow:
-    """Return the row with the expectation of a claim for this model, environment, interface and ramp-up: the most
-    specific that fits.
+    """Return the most specific row of a claim that fits this model, environment, interface and ramp-up.
 
-    The entries of a row count in this order: the model, a GPU family, a platform, the interface, the ramp-up, a range
-    of vLLM, whose end is excluded. An unknown environment, release, interface or ramp-up fits only rows that leave it
-    open. Raises BadUsage for an unknown claim.
+    The fields count in this order: model, GPU family, platform, interface, ramp-up, range of vLLM releases. An unknown
+    value fits only rows that leave the field open.
+
+    Raises:
+        BadUsage: if the claim is unknown, or if no row fits.
     """
     where = environment or Environment()
     peaks = peaks_of(where.gpu_name)
@@ -220,17 +224,17 @@ def row_for(
     return fitting[max(fitting)]
 
 
-# {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}, of an adaptive sweep also
-# "adaptive": {"tolerance": 0.1}, and "beyond": series key of a larger load on an engine of its own; "compared": series
-# keys of curves that are no sweeps; "interim_analyses": numbers of repeats after which a sweep that measures until its
-# claims are decided may be judged
+# {"sweeps": {series key: {"model": name, "concurrencies": [1, 2], "skipped": [[4, "why"]]}}}. Adaptive sweeps also have
+# "adaptive": {"tolerance": 0.1}, and "beyond" is the series key of a larger load on a separate engine. "compared" has
+# the series keys of curves that are not sweeps, and "interim_analyses" the numbers of repeats at which a sweep that
+# continues until its claims are conclusive is evaluated.
 Plan = Mapping[str, Any]
 Judged = tuple[Verdict, ClaimRow | None]
 
 
 @contextmanager
 def _usable(what: str) -> Iterator[None]:
-    """Raise BadArchive if no judgement can be made of stored values."""
+    """Raise BadArchive if the block fails because of stored values."""
     try:
         yield
     except (SlmError, *UNUSABLE) as error:
@@ -240,8 +244,11 @@ def _usable(what: str) -> Iterator[None]:
 
 
 def rows_from(stored: Mapping[str, Any]) -> tuple[ClaimRow, ...]:
-    """Return the claims' rows that a session stored, without entries of a later release, and today's for claims that it
-    does not have. Raises BadArchive."""
+    """Return the rows that a session stored, without unknown fields, and built-in rows for claims that it lacks.
+
+    Raises:
+        BadArchive: if they cannot be read.
+    """
     with _usable("the claims"):
         entries = [known_fields(ClaimRow, dict(facts)) for facts in stored.get("rows", ())]
         rows = [ClaimRow(**{**entry, "vllm": tuple(entry.get("vllm", ANY_RELEASE))}) for entry in entries]
@@ -250,7 +257,11 @@ def rows_from(stored: Mapping[str, Any]) -> tuple[ClaimRow, ...]:
 
 
 def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> tuple[Curve, ...]:
-    """Return the curves of stored measurements; see `planned_curves`. Raises BadArchive."""
+    """Return the curves of stored measurements; see `planned_curves`.
+
+    Raises:
+        BadArchive: if the plan cannot be read.
+    """
     with _usable("the plan"):
         return tuple(planned_curves(measurements, plans).values())
 
@@ -258,13 +269,14 @@ def stored_curves(measurements: Sequence[Measurement], plans: Sequence[tuple[str
 def planned_curves(
     measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]], still: Container[str] = ()
 ) -> dict[str, Curve]:
-    """Return a curve for each engine, workload, environment and way of loading, by its series key, in the order first
-    met.
+    """Return a curve for each engine, workload, environment and way of loading, by its series key.
 
-    plans: of each session, with the time it started (ISO 8601, UTC), ascending. A curve's plan is the last one that
-    names it, of the sessions up to the one that measured it last. One that none of these names, though they name
-    others, was measured beside them. A run that goes on judges by the same curves, from the plan that it stores.
-    still: of curves that it is measuring.
+    A curve uses the last plan that names it, of sessions that began before its last measurement. If these plans name
+    only other curves, it is `beside` them.
+
+    Args:
+        plans: start time (ISO 8601, UTC) and plan of each session, ascending.
+        still: keys of curves that are still being measured.
     """
     beyond = {
         sweep["beyond"]: series
@@ -298,19 +310,16 @@ def planned_curves(
 
 
 def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple[ClaimRow, ...] = ()) -> list[Judged]:
-    """Return verdicts on every claim that a curve can be judged by, and on those that are arithmetic, each with its
-    row.
+    """Return a verdict, with its row, on every claim that applies to a curve, and on every arithmetic claim.
 
-    Verdicts on several curves of one model are told apart by their subjects. A claim that is arithmetic is judged by
-    the models alone, each as a curve without points. One on several GPUs is told of a model once, so it is not told
-    apart from its own curves on more, and one on speculation not from the curve without; one on jobs, which all curves
-    of a model have, likewise.
+    Subjects distinguish the curves of one model, but not the curves that a claim compares. A claim on jobs is evaluated
+    once per model.
 
     Args:
-        stored: Rows of the run that measured; a verdict says if they expected something else.
+        stored: rows of the run that measured. The reason mentions a different expectation.
 
     Raises:
-        BadArchive: Rows do not fit their claims.
+        BadArchive: if rows do not fit their claims.
     """
     labelled, there = list(zip(curves, labels(curves), strict=True)), {curve.subject for curve in curves}
     judged: list[Judged] = []
@@ -328,7 +337,7 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
         elif claim.of == "jobs":
             found = [(curve, subject) for subject, curve in {curve.subject: curve for curve, _ in found}.items()]
         for curve, label in found:
-            here = curve if curve.environment else next(iter(curves), curve)  # tells where this was measured, and how
+            here = curve if curve.environment else next(iter(curves), curve)  # has an environment and interface
             interface, ramp_up = here.spec.interface if here.spec else None, here.load.ramp_up if here.load else None
             where = claim.name, curve.subject, here.environment, interface, ramp_up
             with _usable(f"the parameters of {claim.name}"):
@@ -341,14 +350,14 @@ def judge_all(curves: Sequence[Curve], rows: tuple[ClaimRow, ...], stored: tuple
 
 
 def stored_gates(measurements: Sequence[Measurement], plans: Sequence[tuple[str, Plan]]) -> Iterator[tuple[Gated, str]]:
-    """Yield each gate of one archive, in the order measured, and what is to be said of its terms, if anything.
+    """Yield each gate of a results file in the order measured, with a note if its criteria were not stored.
 
     Args:
-        plans: Of each session, with the time it started (ISO 8601, UTC), ascending; `{"gate": {"margin": 0.03, ...}}`
-            in that of a run that gated.
+        plans: start time (ISO 8601, UTC) and plan of each session, ascending; a gate has `{"gate": {"margin": 0.03,
+            ...}}`.
 
     Raises:
-        BadArchive: The terms are none.
+        BadArchive: if the criteria are invalid.
     """
     of_gates = (m for m in measurements if m.paired)
     for members in grouped(of_gates, lambda m: m.paired and m.paired.gate).values():

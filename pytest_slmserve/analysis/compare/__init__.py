@@ -1,1 +1,1 @@
-"""Comparisons of two ways to serve: replicas, several GPUs, interfaces, engines that run side by side."""
+"""Comparisons of releases, baselines and deployments: replicas, several GPUs, interfaces, neighboring engines."""

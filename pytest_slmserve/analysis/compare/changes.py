@@ -1,29 +1,20 @@
-"""Compare two sets of measurements, or releases in a row: ratio, interval and verdict of each metric of each case.
+"""Compare two sets of measurements, or a series of releases, metric by metric.
 
-One comparison serves `slmserve compare`, the history over releases, and stored baselines (`--slm-baseline`).
+If each side has four launches, as in a gate, the launches are the repeats. With fewer launches, or with several boots,
+the interval is widened by the largest observed differences in throughput, mean E2E and mean TPOT:
 
-The unit of repetition is the launch, and the gate decides from four pairs of launches on, measured in turns on one
-host. A comparison is never bolder than that. If each side has four launches of one boot, then they are the repeats.
-Otherwise repeats show the noise within a launch only, and the interval is widened by how far launches and hosts were
-seen to differ in throughput, mean E2E and mean TPOT.
+- While kernels run, launches on one host differ by at most 0.2%, and hosts by at most 4% (OPT-125M, 1.3B and 2.7B on
+  H200 hosts, results files in benchmarks/baselines).
+- For the rest of the time, the GPU waits for the host. If the slower side waited for a share w of its time, another
+  host may be up to 1/(1 - w) times as fast. The largest observed factor was 2.05 of a possible 2.69 (OPT-125M at
+  concurrency 512, w = 0.63). Launches on one host differed by at most the square root of the possible factor, beyond
+  the noise of their repeats.
 
-If kernels run all of the time, launches on one host are within 0.2 % of each other, and hosts within 4 %: so it was
-seen with OPT-125M, 1.3B and 2.7B on H200 hosts (the archives in benchmarks/baselines). The rest of the time is the
-host's, and may be any: the faster side waits for less, but no host makes the kernels themselves faster. So if the
-slower side waited for a share w of its time, another host may have up to 1/(1 - w) times its rate. Farthest apart were
-OPT-125M at 512 with w = 0.63, by a factor of 2.05 of 2.69. Two launches on one host were never farther apart than the
-root of that, beyond the noise of their repeats.
+Differences in TTFT, percentiles and energy have no known bound: mean TTFT differed by a factor of up to 1.7 between
+launches on one host, and of 2.7 between hosts.
 
-How far launches differ in TTFT, in percentiles or in energy is bounded by nothing: in those archives two launches on
-one host were up to 1.7 times apart in mean TTFT, and two hosts 2.7 times.
-
-A history tells how many launches of each release, on one host, would show a change: so many that the 95 % interval of
-their ratio reaches no farther than that change, by t with the degrees of freedom that they have. What launches scatter
-by is taken from the rules above, whose largest difference counts as the 95 % limit of that of two launches, and from
-the repeats of the history.
-
-Facts that have to match are of the machine and of what was requested; against a stored baseline of the engine's limits
-too. What may differ is what is tested: vLLM with its torch, CUDA and attention backend, further engine arguments.
+The machine and the requests must match, and against a stored baseline also the engine's limits. vLLM with its torch,
+CUDA and attention backend, and further engine arguments, may differ.
 """
 
 import enum
@@ -62,16 +53,22 @@ from pytest_slmserve.schema.records import Measurement, hosts_of, moment, releas
 from pytest_slmserve.schema.sensors import MEMORY_CLOCK, SM_CLOCK
 from pytest_slmserve.schema.specs import ClosedLoop, Load, is_steady
 
-APART = 0.01  # of clocks and KV blocks: a step of the SM clock is 15 MHz, below 1 %; blocks are what memory is left
-POWER_HELD = 0.01  # share of a window from which on the power limit, not a setting, decides the clock
+APART = 0.01  # tolerance of clocks, whose SM steps of 15 MHz are below 1%, and of KV blocks, which fill free memory
+POWER_HELD = 0.01  # share of a window; above it, the power limit decides the SM clock, and no setting does
 FAR_DAYS = 1.0
-EFFECT = object()  # in place of a value that the load made, and no setting of the machine: no reason not to compare
+EFFECT = object()  # replaces a value that the load decided, which need not match because it is not a setting
 
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that has to match. of: its value, None if it is not known. apart: by how much numbers may differ.
-    optional: whether both sides may leave it unknown. of_gpu: whether it has to be known of a GPU only."""
+    """A fact that must match on both sides.
+
+    Attributes:
+        of: returns the value, or None if it is unknown.
+        apart: largest relative difference of numbers that match.
+        optional: whether both sides may leave it unknown.
+        of_gpu: whether it must be known only if a side ran on a GPU.
+    """
 
     words: str
     of: Callable[[Measurement], Any]
@@ -82,9 +79,9 @@ class Fact:
 
 
 def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact] | None = None) -> tuple[str, ...]:
-    """Return the reasons why the speeds of two measurements of one case cannot be compared, a clause per mismatch, for
-    example "driver 570.1 there, 580.2 here". "There" is the baseline, "here" the candidate. A fact that only one side
-    knows is a mismatch. facts: those that have to match, all by default.
+    """Return the reasons why two measurements of one case cannot be compared, such as "driver 570.1 there, 580.2 here".
+
+    "There" is the baseline, "here" the candidate. A fact that only one side knows is a mismatch.
     """
     on_gpu = "cuda" in (baseline.environment.platform, candidate.environment.platform)
     clauses = []
@@ -103,8 +100,7 @@ def why_not(baseline: Measurement, candidate: Measurement, facts: Sequence[Fact]
 
 
 def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
-    """Return warnings about two comparable measurements, one sentence each: other hosts, days between, unknown
-    facts."""
+    """Return warnings about two comparable measurements: different hosts, days in between, or unknown facts."""
     there, here = baseline.environment, candidate.environment
     found = []
     if not (there.host and here.host):
@@ -128,16 +124,15 @@ def warnings(baseline: Measurement, candidate: Measurement) -> tuple[str, ...]:
 
 
 def one_boot(*measurements: Measurement) -> bool:
-    """Return whether all were measured on one host, without a boot between."""
+    """Return whether all measurements were made on one known host without a reboot in between."""
     hosts = hosts_of(measurements)
     return len(hosts) == 1 and None not in hosts
 
 
 def _clock_mhz(measurement: Measurement, number: int) -> Any:
-    """Return the largest reading of a clock in the window, None if there is none. An SM clock under the power limit is
-    what the load leaves of it: an effect, not a setting."""
     watch, capped = watched(measurement.run), device_figures(measurement.run).power_capped
     largest = max(watch.values(number), default=None) if watch else None
+    # Under the power limit, the load decides the SM clock.
     if largest is not None and number == SM_CLOCK and capped is not None and capped > POWER_HELD:
         return EFFECT
     return None if largest is None else largest / 1e6
@@ -174,11 +169,11 @@ FACTS = (
 )
 
 
-TOLERANCE = 0.03  # smallest change that matters, unless a user says otherwise
-LAUNCHES = FIRST_LOOKS[0]  # of each side, as the gate wants pairs
+TOLERANCE = 0.03  # default of the smallest change that matters
+LAUNCHES = FIRST_LOOKS[0]  # of each side, as many as the pairs of the gate's first interim analysis
 LAUNCH, LAUNCH_OF_WAITING = 0.002, 0.5
-HOST, HOST_OF_WAITING = 0.05, 1.0  # share of the logarithm: 0.5 is the root
-LEAST_BUSY = 0.001  # of a GPU that a sensor saw idle throughout nothing is known
+HOST, HOST_OF_WAITING = 0.05, 1.0  # OF_WAITING: exponent of the factor 1/(1 - w), 0.5 for the square root
+LEAST_BUSY = 0.001  # keeps the logarithm finite if a sensor shows a GPU that is always idle
 HOSTS = "other host or boot: hosts of one kind differ; the gate decides, which measures both sides in turns on one host"
 ONE_REPEAT = "one repeat on each side: the noise is not known"
 FEW_LAUNCHES = f"fewer than {LAUNCHES} launches on a side, and nothing else tells how far launches differ in this"
@@ -186,15 +181,17 @@ FEW_CALLS = f"fewer than {LAUNCHES} calls of `slmserve measure` on a side, each 
 NOISE = "the noise is wider than the tolerance"
 NO_SENSOR = "another host or boot, and no sensor told how long the device waited for its host"
 COMMON = "baseline-in-common"
-STORED = {  # metrics that a stored baseline decides: the claim, and the metric in words
+STORED = {  # metrics compared with a stored baseline: the claim, and the metric in words
     "output_tokens_per_s": ("throughput-not-below-baseline", "output tokens/s"),
     "e2e_s": ("latency-not-above-baseline", "mean E2E"),
 }
 
 
 class Judgement(enum.Enum):
-    """What became of a metric, by the whole interval of its ratio: beyond the tolerance (BETTER, WORSE), within it on
-    both sides (SAME), or not worse than it (NO_WORSE). INCONCLUSIVE: the interval is wider, or unknown."""
+    """Result for one metric, decided by the whole interval of its ratio.
+
+    BETTER and WORSE are beyond the tolerance, SAME is within it, and NO_WORSE is within its worse side.
+    """
 
     BETTER = "better"
     WORSE = "worse"
@@ -204,15 +201,19 @@ class Judgement(enum.Enum):
 
     @property
     def state(self) -> State:
-        """The state of the promise that the metric is not worse."""
+        """Verdict on the claim that the metric is not worse."""
         return {Judgement.WORSE: State.FAILS, Judgement.INCONCLUSIVE: State.INCONCLUSIVE}.get(self, State.PASSES)
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A compared field of a point. heading: how it is called in reports, with the unit. scale: factor from the field to
-    that unit. bounded: whether it is known how far launches and hosts differ in it, given the share of waiting. of_gpu:
-    whether it has no part of waiting."""
+    """Field of a point that is compared.
+
+    Attributes:
+        scale: factor from the field's unit to that of the heading.
+        bounded: whether launches and hosts differ by at most a known bound.
+        of_gpu: whether it excludes the time in which the GPU waits for its host.
+    """
 
     name: str
     heading: str
@@ -222,7 +223,7 @@ class Metric:
     of_gpu: bool = False
 
     def threshold(self, tolerance: float) -> float:
-        """Return the worst ratio, candidate over baseline, that is within the tolerance."""
+        """Return the worst ratio (candidate over baseline) within the tolerance."""
         return 1 / (1 + tolerance) if self.higher_is_better else 1 + tolerance
 
 
@@ -247,8 +248,11 @@ METRICS = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedCase:
-    """The measured case, whatever engine served it. models, workloads, loads: of each engine that shared the device.
-    sharing: how they did, "alone" for a single engine."""
+    """Measured case, with one model, workload hash and load for each engine on the device.
+
+    Attributes:
+        sharing: how the engines shared the device; "alone" for a single engine.
+    """
 
     models: tuple[str, ...]
     workloads: tuple[str, ...]
@@ -257,28 +261,28 @@ class ComparedCase:
 
     @property
     def steady(self) -> bool:
-        """Whether all loads are closed loops with a window."""
+        """True if all loads are closed loops with a window."""
         return all(map(is_steady, self.loads))
 
     @property
     def concurrency(self) -> int:
-        """Concurrent requests of all engines together."""
+        """Total concurrency of all engines."""
         return sum(load.max_concurrency or 0 for load in self.loads)
 
     @property
     def engines(self) -> str:
-        """The name of what served: "opt-1.3b", or "2 x opt-1.3b by mps"."""
+        """Name of the engines, for example "opt-1.3b" or "2 x opt-1.3b by mps"."""
         several = self.sharing.partition(" engines ")[2]
         return self.models[0] if len(self.models) == 1 else f"{engines(self.models)} {several}"
 
     @property
     def load(self) -> str:
-        """ "concurrency 64", in all; or the job, or the rate."""
+        """Load in words, for example "concurrency 64" in total."""
         return f"concurrency {self.concurrency}" if self.steady else self.loads[0].title
 
     @property
     def details(self) -> str:
-        """Load and workload in words, to distinguish two cases of one name."""
+        """Suffix that distinguishes cases with the same name."""
         load, workloads = self.loads[0], f"workload {' and '.join(w[:6] for w in dict.fromkeys(self.workloads))}"
         if not is_steady(load):
             return workloads
@@ -287,8 +291,12 @@ class ComparedCase:
 
 @dataclass(frozen=True, slots=True)
 class ComparedPair:
-    """Both sides of one case. load: of the case, with its details if another case has the same name. obstacle: the
-    reason why nothing can be said, or "". stored: whether the baseline is a stored one; see `compare`."""
+    """The two sides of one case.
+
+    Attributes:
+        obstacle: reason why they cannot be compared, or "".
+        stored: whether the baseline is a stored one.
+    """
 
     case: ComparedCase
     load: str
@@ -300,16 +308,17 @@ class ComparedPair:
 
     @property
     def idle_share(self) -> float | None:
-        """The larger share of the time in which no kernel ran, because the device waited for its host; None if no
-        sensor told of it."""
+        """Larger share of the time in which no kernel ran on a side; None if no sensor measured it."""
         ran = [p.gpu_util if p.engine_active is None else p.engine_active for p in (self.baseline, self.candidate)]
         return max((max(0.0, 1 - share) for share in ran if share is not None), default=None)
 
     @property
     def unseen(self) -> float | None:
-        """The largest difference to expect between two launches, whatever serves, as a difference of logarithms. None
-        if it is unknown. Speed while kernels run and time between them differ independently, so their squares add up.
-        Without a sensor of waiting, as on a CPU, launches are taken to differ as hosts do, and hosts by anything."""
+        """Largest expected difference of two launches, as a difference of logarithms; None if unknown.
+
+        The speed of kernels and the time between them differ independently, so their squares add up. Without a sensor
+        of the idle share, for example on a CPU, the bound of hosts applies to launches, and hosts have no bound.
+        """
         if self.idle_share is None:
             return math.log1p(HOST) if self.same_boot else None
         least, share = (LAUNCH, LAUNCH_OF_WAITING) if self.same_boot else (HOST, HOST_OF_WAITING)
@@ -317,15 +326,18 @@ class ComparedPair:
 
     @property
     def unseen_of_gpu(self) -> float:
-        """The same of the tokens of a busy second: what launches and hosts differ by while kernels run, and the higher
-        clocks of a GPU that rests."""
+        """Largest expected difference in tokens per busy second, as a difference of logarithms."""
         return math.log1p(LAUNCH if self.same_boot else HOST) + abs(clocks_apart(self.baseline, self.candidate))
 
 
 @dataclass(frozen=True, slots=True)
 class MetricChange:
-    """One metric of one case. subject: the engines. ratio: candidate over baseline, with its 95 % interval if that is
-    known. launches: of each side. why: the reason of an inconclusive verdict."""
+    """Comparison of one metric of one case.
+
+    Attributes:
+        ratio: candidate over baseline, with its 95% interval if known.
+        launches: of each side.
+    """
 
     subject: str
     load: str
@@ -340,9 +352,12 @@ class MetricChange:
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """What became of each metric. tolerance: smallest change that matters, as a share. pairs: those that the changes
-    are of. differences: of the environments, and of the engines in the cases of both sides. baseline_only,
-    candidate_only: cases of one side. notes: a sentence each."""
+    """Comparison of two sets of measurements.
+
+    Attributes:
+        tolerance: smallest change that matters, as a share.
+        differences: of the environments and the engines in the compared cases.
+    """
 
     tolerance: float
     changes: tuple[MetricChange, ...]
@@ -354,13 +369,12 @@ class RunComparison:
 
     @property
     def counts(self) -> dict[Judgement, int]:
-        """The number of metrics by what became of them."""
         seen = Counter(each.verdict for each in self.changes)
         return {verdict: seen[verdict] for verdict in Judgement}
 
     @property
     def state(self) -> State:
-        """The state of the promise that no metric is worse; inconclusive if nothing was compared."""
+        """Verdict on the claim that no metric is worse; inconclusive if nothing was compared."""
         return all_of(each.verdict.state for each in self.changes)
 
 
@@ -375,11 +389,9 @@ def compare(
     """Compare each metric of each case that both sides have.
 
     Args:
-        tolerance: The smallest change that matters, as a share; of a rate the inverse.
-        metrics: Names of the metrics to compare.
-        stored: Whether the baseline is a stored one, which was measured to be compared with. Then only steady loads
-            are compared, the limits of the engine have to match too, and see `change_of`. Otherwise launches of gates
-            are left out, because a gate holds both of its sides.
+        tolerance: smallest change that matters, as a share.
+        stored: whether the baseline is a stored one. Then only steady loads are compared, and the engine's limits must
+            match too. Otherwise launches of gates are skipped, because a gate contains both of its sides.
     """
     there, here = (
         compared_cases((m for m in side if stored or m.paired is None), steady=stored) for side in (baseline, candidate)
@@ -413,8 +425,11 @@ def compare(
 
 
 def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict[ComparedCase, list[Measurement]]:
-    """Return measurements by what was measured: of single engines in the order first met, then of several engines that
-    are all there. steady: whether to leave out loads without a window."""
+    """Return measurements by case: single engines in the order first met, then complete groups of engines.
+
+    Args:
+        steady: whether to skip loads without a window.
+    """
     found: dict[ComparedCase, list[Measurement]] = {}
     for members in all_groups(measurements):
         part, sharing = members[0].replica, "alone"
@@ -429,19 +444,19 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
 
 
 def of_model(measurements: Iterable[Measurement], model: str) -> list[Measurement]:
-    """Return the measurements of one model under a steady load; of several on a device, if it is the first."""
+    """Return the measurements under steady loads in which the first engine has this model."""
     by_case = compared_cases(measurements, steady=True)
     return [m for case, found in by_case.items() if case.models[0] == model for m in found]
 
 
 def load_names(cases: Sequence[ComparedCase]) -> list[str]:
-    """Return the load of each case in words, with its details if another case has the same engines and load."""
+    """Return the load of each case, with details if two cases have the same name."""
     names = Counter((case.engines, case.load) for case in cases)
     return [c.load if names[c.engines, c.load] == 1 else f"{c.load} ({c.details})" for c in cases]
 
 
 def listed_cases(cases: Iterable[ComparedCase]) -> list[str]:
-    """Return "opt-1.3b at concurrency 1, 2 (ramp-up staggered, ...)" for each set of engines, and each other load."""
+    """Return a line per set of engines, such as "opt-1.3b at concurrency 1, 2 (ramp-up …)", and one per other load."""
     by_steady = grouped(cases, lambda case: case.steady)
     listed = []
     for alike in grouped(by_steady.get(True, []), lambda case: (case.engines, case.details)).values():
@@ -451,7 +466,7 @@ def listed_cases(cases: Iterable[ComparedCase]) -> list[str]:
 
 
 def requested_engine(m: Measurement) -> str:
-    """Return the key of the requested engine; one key for all engines that shared a device."""
+    """Return the key of the requested engine, or of the set of engines that shared a device."""
     return m.spec.key if m.alone or m.replica is None else m.replica.set
 
 
@@ -461,8 +476,8 @@ def same_engines(
     """Pair the measurements of one case by their engines.
 
     Yields:
-        Both sides of each engine that was requested alike. If one other engine remains on each side, these two.
-        Otherwise each remaining engine with an empty list for the other side.
+        Both sides of each engine with the same key. If one other engine remains on each side, these two, else each
+        remaining engine with an empty list.
     """
     first, second = grouped(there, requested_engine), grouped(here, requested_engine)
     for engine in [engine for engine in first if engine in second]:
@@ -477,8 +492,7 @@ def same_engines(
 def compared_pair(
     case: ComparedCase, load: str, there: Sequence[Measurement], here: Sequence[Measurement], *, stored: bool = False
 ) -> ComparedPair:
-    """Return both sides of one case. Nothing can be said if a side is of several engines or releases, invalid or
-    degraded, or if a fact that has to match differs. stored: see `compare`."""
+    """Return both sides of one case, with the obstacle to their comparison."""
     both = point_of(all_groups(there)), point_of(all_groups(here))
     used = [list(chain(*point.used)) for point in both]
     obstacles: list[str] = []
@@ -501,12 +515,14 @@ def compared_pair(
 def change_of(
     pair: ComparedPair, metric: Metric, tolerance: float, among: Sequence[ComparedPair] = ()
 ) -> MetricChange | None:
-    """Return what became of one metric; None if a side has not measured it. among: pairs whose repeats tell the noise
-    of what the GPU does, which is alike at all loads of an engine, if this load was measured once.
+    """Return the comparison of one metric, or None if a side has no measurement of it.
 
-    On different hosts, or after a boot, a metric is never called better or worse, because hosts of one kind differ.
-    Against a stored baseline what hosts were seen to differ by suffices for that, and on one boot launches may differ
-    as hosts do if no sensor tells how long the device waited for its host.
+    A metric on different hosts or boots is called better or worse only against a stored baseline, whose interval
+    includes the observed difference between hosts.
+
+    Args:
+        among: pairs that provide the noise of a metric of the GPU, which is alike at all loads, if this load has no
+            repeats.
     """
     sides = [repeats_by_launch(side, metric) for side in (pair.baseline, pair.candidate)]
     if not all(sides):
@@ -549,7 +565,7 @@ def change_of(
 
 
 def repeats_by_launch(side: Point, metric: Metric) -> list[list[Repeat]]:
-    """Return the repeats of a figure, a list for each launch; none unless each is a positive number."""
+    """Return the repeats of a metric for each launch; empty if a value is not positive and finite."""
     known = [
         busy_repeat(value, group[0]) if metric.of_gpu else Repeat(value, group[0].measured_at, group[0].launch)
         for group, figures in zip(side.used, side.each, strict=True)
@@ -566,8 +582,11 @@ def mean_of_repeats(launches: Sequence[Sequence[Repeat]]) -> float:
 def repeat_noise(
     sides: Sequence[Sequence[Sequence[Repeat]]], others: Sequence[Sequence[Sequence[Repeat]]] = ()
 ) -> Differences:
-    """Return the sides with what tells their noise: launches if each side has enough of them, else repeats, also those
-    of others, to which the caller adds what launches differ by."""
+    """Return both sides as samples of launches if each has enough, else of repeats, which lack the noise of launches.
+
+    Args:
+        others: further repeats that provide noise.
+    """
     if min(map(len, sides), default=0) < LAUNCHES:
         return Differences(tuple(tuple(chain(*side)) for side in (*sides, *filter(None, others))), minutes=0.0)
     return Differences(
@@ -581,9 +600,8 @@ def against_stored(
     """Compare a run with a stored baseline.
 
     Returns:
-        A verdict on output tokens/s and one on mean E2E for each case of both sides: it fails if the whole interval of
-        the ratio, candidate over baseline, is worse than the tolerance. The value is that ratio, the threshold the
-        worst ratio that is allowed. If the sides have nothing in common, one inconclusive verdict. And notes.
+        Verdicts on output tokens/s and mean E2E for each common case, and notes. A verdict fails if the whole interval
+        of the ratio (candidate over baseline) is worse than the tolerance.
     """
     found = compare(baseline, candidate, tolerance, (), stored=True)
     sides = {"the baseline": found.baseline_only, "this run": found.candidate_only}
@@ -615,16 +633,16 @@ def against_stored(
             if (idle := pair.idle_share) is not None:
                 why += f", and a GPU that waits for its host for {percent(idle)} of the time"
         verdict = Verdict.from_interval(claim, subject, change.verdict.state, why, seen, threshold, *both)
-        verdicts.append(replace(verdict, why=why))  # without its clause on launches, which the interval knows of
+        verdicts.append(replace(verdict, why=why))  # omits the clause on launches, which the interval includes
     return verdicts, notes
 
 
 FOLLOWED = ("output_tokens_per_s", "tokens_per_busy_s", "tpot_s")
 NO_DIFFERENCE, NOT_COMPARABLE, TOO_FEW = "no difference shown", "not comparable", "too few launches"
-WORDS = {Judgement.BETTER: "improved", Judgement.WORSE: "regressed"}  # other decided verdicts by `compare`'s own words
-STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}  # of a release, before and after it (PEP 440)
-WORTH = 0.1  # a change that an interval has to be narrow enough to show, or it tells nothing
-REACH = FIRST_LOOKS[-1]  # launches of each release, up to which the tolerance is aimed at, else `WORTH`
+WORDS = {Judgement.BETTER: "improved", Judgement.WORSE: "regressed"}  # other verdicts keep the words of `compare`
+STAGES = {"dev": -4, "a": -3, "b": -2, "rc": -1, "post": 1}  # order relative to the release (PEP 440)
+WORTH = 0.1  # smallest change that a useful interval must show
+REACH = FIRST_LOOKS[-1]  # launches of each release; if the tolerance needs more, the aim is `WORTH`
 
 
 def tells(seen: Interval) -> bool:
@@ -633,13 +651,18 @@ def tells(seen: Interval) -> bool:
 
 
 def launches_needed(pair: ComparedPair, step: MetricChange, noise: float) -> tuple[int, float] | None:
-    """Return how many launches of each release show a change of a metric, and which change, as a share: the tolerance
-    if that is within reach, else `WORTH`. None if the step is decided, not comparable, or of that many launches.
-    noise: the standard deviation of the mean of a launch's repeats, as a share."""
+    """Return how many launches of each release would show a change of a metric, and the change as a share.
+
+    The change is the default tolerance if `REACH` launches can show it, else `WORTH`. None means that launches do not
+    help.
+
+    Args:
+        noise: standard deviation of the mean of a launch's repeats, as a share.
+    """
     unseen = pair.unseen_of_gpu if METRICS[step.metric].of_gpu else pair.unseen
     if step.why not in (NOISE, ONE_REPEAT) or unseen is None or min(step.launches) >= LAUNCHES:
         return None
-    # Of one launch, by the largest difference that is expected between two.
+    # `unseen` is the 95% limit of the difference of two launches, whose variance is twice that of one launch.
     sd = math.hypot(unseen / NORMAL.inv_cdf(1 - TAIL) / math.sqrt(2), noise)
 
     def narrow(launches: int, change: float) -> bool:
@@ -651,10 +674,13 @@ def launches_needed(pair: ComparedPair, step: MetricChange, noise: float) -> tup
 
 @dataclass(frozen=True, slots=True)
 class ReleaseMean:
-    """One release. mean: of its repeats, with its 95 % interval by the noise of the repeats, or of the launches if each
-    release has four. step: what became of the metric since the release before; None of the first. launches_more: of
-    each of the two, that would show a change by the share `shows`, if there are too few to tell; None if that cannot be
-    told, or if it is not for want of launches."""
+    """One metric of one release in a history.
+
+    Attributes:
+        step: change since the previous release, if any.
+        launches_more: further launches of both releases that would show a change by the share `shows`; None if they
+            would not help.
+    """
 
     release: str
     mean: Interval
@@ -665,7 +691,6 @@ class ReleaseMean:
 
     @property
     def step_words(self) -> str:
-        """What became of the metric since the release before, in words; empty of the first release."""
         if self.step is None:
             return ""
         if self.step.verdict is Judgement.INCONCLUSIVE:
@@ -677,9 +702,12 @@ class ReleaseMean:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseHistory:
-    """One metric of one case over releases, the oldest first. metric: name of the field. steps: changes of its level by
-    more than the tolerance, where there are releases enough to find any; by index of the release. gate: the command
-    that measures what the last release with too few launches lacks, "" if none does."""
+    """One metric of one case over several releases, the oldest first.
+
+    Attributes:
+        steps: changes of the level by more than the tolerance; `at` is the index of a release.
+        gate: command that adds launches to the last release that has too few, or "".
+    """
 
     subject: str
     device: str
@@ -691,20 +719,21 @@ class ReleaseHistory:
 
 
 def release_order(version: str) -> tuple[object, ...]:
-    """Return the sort key of a version: "0.9.0" before "0.10.0rc1.dev3", "0.10.0rc1", "0.10.0" and "0.10.0.post1"."""
+    """Return the sort key of a version. This order is ascending: "0.9.0", "0.10.0rc1", "0.10.0", "0.10.0.post1"."""
     stages = re.findall(r"(dev|a|b|rc|post)(\d*)", version.partition("+")[0])
     return release(version), (*((STAGES[stage], int(number or 0)) for stage, number in stages), (0, 0)), version
 
 
-# A case of one engine, and the measurements and point of each release that has it, the oldest first.
+# A case of one engine, and the measurements and the point of each release, the oldest first.
 HistoryCase = tuple[ComparedCase, list[tuple[list[Measurement], Point]]]
 
 
 def history_cases(alike: Sequence[Measurement]) -> Iterator[HistoryCase]:
-    """Yield the case of each engine under the load that most releases have a valid point of, the largest of several;
-    nothing of an engine of which no two have one. Engines of two releases are the same as in `compare`. Of a release
-    that several hosts measured, the host counts that most releases were measured on."""
-    lines: list[list[list[Measurement]]] = []  # of each engine the measurements of each release
+    """Yield for each engine the largest load at which most releases have a valid point, if at least two have one.
+
+    If several hosts measured a release, the host that measured the most releases counts.
+    """
+    lines: list[list[list[Measurement]]] = []  # engine, release, measurements
     by_release = grouped(alike, lambda m: m.environment.vllm or "")
     for version in sorted(by_release, key=release_order):
         last = {requested_engine(line[-1][0]): line for line in lines}
@@ -729,11 +758,9 @@ def history_cases(alike: Sequence[Measurement]) -> Iterator[HistoryCase]:
 
 
 def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistory]:
-    """Return a history of each followed metric of each case of which several releases were measured: of single engines
-    under a steady load. Launches of gates are left out, as by `compare`."""
+    """Return a history of each followed metric of each single engine under a steady load with several releases."""
 
     def family(m: Measurement) -> Hashable:
-        """What all releases of a history have in common, whatever the concurrency."""
         load = replace(m.load, concurrency=1) if isinstance(m.load, ClosedLoop) else m.load
         return m.environment.platform, m.environment.title, m.spec.interface, m.spec.model, m.workload.hash, load
 
@@ -772,8 +799,7 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
 
 
 def noise_of_launches(releases: Sequence[Sequence[Sequence[Repeat]]]) -> float:
-    """Return the standard deviation, as a share, of the mean of the repeats of one launch, by what the repeats of all
-    launches scatter by; 0 where each has one."""
+    """Return the standard deviation of the mean of a launch's repeats, as a share; 0 if no launch has two repeats."""
     logs = [[math.log(repeat.value) for repeat in launch] for side in releases for launch in side]
     several = [each for each in logs if len(each) > 1]
     if not several:
@@ -783,8 +809,13 @@ def noise_of_launches(releases: Sequence[Sequence[Sequence[Repeat]]]) -> float:
 
 
 def gate_command(baseline: Measurement, candidate: Measurement, launches: int, shows: float) -> str:
-    """Return the command of a gate that launches two releases in turns, so many times each, with the margin `shows`;
-    "" of an endpoint, which no gate launches. Where a record names no interpreter, a path stands for it."""
+    """Return the command of a gate that launches two releases in turns, or "" for an endpoint.
+
+    If a record has neither an interpreter nor environment variables, the command has a placeholder path.
+
+    Args:
+        shows: margin of the gate, as a share.
+    """
     spec, asked = candidate.spec, candidate.workload.spec
     if spec.interface == "endpoint":
         return ""
@@ -802,7 +833,7 @@ def gate_command(baseline: Measurement, candidate: Measurement, launches: int, s
 def side_words(
     side: str, python: str, env: Iterable[tuple[str, str]], arguments: Iterable[tuple[str, Any]]
 ) -> list[str]:
-    """Return the options of pytest for one side of a gate. python: its interpreter, if it has one of its own."""
+    """Return the pytest options for one side of a gate."""
     options = [f"python={python}"] if python else []
     options += [f"env={name}={value}" for name, value in env]
     options += [f"arg={name}={json.dumps(value)}" for name, value in arguments]

@@ -1,10 +1,9 @@
-"""Ways to serve one model on the GPUs there are, each under the same concurrent requests in all.
+"""Deployments of one model on the available GPUs, compared under the same total concurrency.
 
-One engine may be spread over several GPUs (tensor parallelism), or each GPU may have an engine of its own (replicas).
-What is compared is what they serve together, per GPU too. Where a load does not fit into the KV memory of one GPU, some
-of its requests wait there: what more GPUs gain then is memory, not speed, and is said so. Claims that a model serves
-less (arXiv:2404.03353, figure 1) are judged under the largest load that fits into the fewer GPUs; the claim that a
-large one still gains under the best load of each, for its source names memory as the cause.
+An engine may span several GPUs (tensor parallelism), or each GPU may have its own engine (replicas). If a load does not
+fit into the KV cache of one GPU, more GPUs gain memory and not only speed. So claims that a model is slower
+(arXiv:2404.03353, figure 1) are evaluated under the largest load that fits into fewer GPUs. The claim that a large
+model still gains uses the best load of each deployment, because its source names memory as the cause.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,8 +20,14 @@ from pytest_slmserve.schema.records import hosts_of, series_key
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """One way, under one load. tensor_parallel_size: GPUs of each engine. sharing: how several engines are placed; None
-    for one alone. room: requests that may run at once in all engines; None: not known. kv_blocks: of all engines."""
+    """One deployment under one load.
+
+    Attributes:
+        tensor_parallel_size: GPUs of each engine.
+        sharing: placement of several engines; None for a single engine.
+        room: requests that a single engine can run at once; None if unknown, or for replicas.
+        kv_blocks: of a single engine; None likewise.
+    """
 
     gpus: int
     engines: int
@@ -35,12 +40,12 @@ class Deployment:
 
     @property
     def fits(self) -> bool:
-        """Whether all of its requests run at once."""
+        """True if all requests can run at once, or if the limit is unknown."""
         return self.room is None or self.concurrency <= self.room
 
     @property
     def place(self) -> str:
-        """ "1 GPU", or "2 GPUs" """
+        """ "1 GPU" or, for example, "2 GPUs"."""
         return "1 GPU" if self.gpus == 1 else f"{self.gpus} GPUs"
 
     @property
@@ -49,8 +54,10 @@ class Deployment:
 
 
 def with_wider(curves: Iterable[Curve]) -> list[Curve]:
-    """Return each curve; the one on the fewest GPUs of a kind of engine with those of the same on more, of the same
-    host, or of a host that is not known."""
+    """Return the curves, and give the one on the fewest GPUs the curves of the same engine on more GPUs (`wider`).
+
+    Curves are combined only if they have a host in common, or if a host is unknown.
+    """
 
     found, degree = list(curves), attrgetter("spec.tensor_parallel_size")
     wider: dict[int, tuple[Curve, ...]] = {}
@@ -69,7 +76,7 @@ def with_wider(curves: Iterable[Curve]) -> list[Curve]:
 
 
 def deployments(curve: Curve) -> tuple[Deployment, ...]:
-    """Return all that were measured of this curve's engine and are valid, by load, then by GPUs."""
+    """Return the valid deployments of a curve's engine, sorted by load, then by GPUs."""
     made = []
     for each in (curve, *curve.wider):
         if first := each.first:
@@ -87,21 +94,24 @@ def deployments(curve: Curve) -> tuple[Deployment, ...]:
 
 
 def on_several_gpus(curve: Curve) -> bool:
-    """Return whether its engine was measured on several numbers of GPUs, or as replicas with a GPU each."""
+    """Return whether the engine was measured with several numbers of GPUs, or as replicas with a GPU each."""
     return bool(curve.wider) or any(shared.sharing == "gpus" for shared in curve.shared)
 
 
 def one_engine_each(found: Iterable[Deployment]) -> dict[int, dict[int, Deployment]]:
-    """Return single engines, by GPUs and by load."""
+    """Return the single engines by number of GPUs and by concurrency."""
     alone = grouped((one for one in found if one.sharing is None), lambda one: one.gpus)
     return {gpus: {one.concurrency: one for one in each} for gpus, each in alone.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class AtBothInterfaces:
-    """One load without and with the server. ratio: output tokens/s through the server over those without it; its noise
-    is that of the repeats of all loads. prompt_steps: share of the steps that processed a prompt, without and with the
-    server: which arrive together there is a matter of the stack, and of throughput."""
+    """One load without and with the server.
+
+    Attributes:
+        ratio: output tokens/s with the server over without it. The repeats of all loads provide the noise.
+        prompt_steps: share of the steps that processed a prompt, without and with the server.
+    """
 
     engine: Point
     server: Point
@@ -109,13 +119,12 @@ class AtBothInterfaces:
     prompt_steps: tuple[float | None, float | None]
 
 
-# Two sweeps that differ in the interface, without and with the server, and the loads that both have valid points of.
+# The sweeps without and with the server, and the loads at which both have valid points.
 Interfaces = tuple[Curve, Curve, tuple[AtBothInterfaces, ...]]
 
 
 def at_both_interfaces(curves: Sequence[Curve]) -> list[Interfaces]:
-    """Return each sweep through the server with the one without it, and their loads in common, ascending; those without
-    one are left out."""
+    """Return each sweep through the server with the sweep without it, and their common loads, ascending."""
 
     def prompt_steps(curve: Curve, point: Point) -> float | None:
         return mean_of_known(steps_with_prompts(m.run) for m in curve.measurements if m.id in point.records)
@@ -149,6 +158,6 @@ PairReplicas = tuple[ReplicaPoint, Point]
 
 
 def compared(curve: Curve, sharing: Sharing) -> list[PairReplicas]:
-    """Return replicas, and one engine alone on their host under the same load in all, if both are valid."""
+    """Return valid replicas, each with a single engine on their host under the same total load."""
     valid = (shared for shared in curve.shared if shared.sharing == sharing and shared.valid)
     return [(shared, one) for shared in valid if (one := curve.one_engine(shared.concurrency, shared))]

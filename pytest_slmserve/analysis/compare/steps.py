@@ -1,12 +1,11 @@
-"""Where a history changes its level: change points by E-divisive means.
+"""Change points of a history by E-divisive means.
 
 Matteson and James 2014, "A nonparametric approach for multiple change point analysis of multivariate data",
 arXiv:1306.4933. Hunter (Fleming et al. 2023, arXiv:2301.03034) and Apache Otava find regressions with it. Otava 0.8.0
-pins NumPy 2.2.0, which excludes vLLM, so the method is here, and a test holds it against Otava's answers. It differs in
-the test of a split, which here is that of Matteson and James: how often the values in a random order can be split as
-well. Otava's t-test has no known level, because a split was chosen before it is tested.
+pins NumPy 2.2.0, which excludes vLLM, so the method is implemented here. Unlike Otava, it tests a split by random
+orders of the values, as Matteson and James do. Otava's t-test has no known level, because its split is chosen first.
 
-A value is that of a whole release. Launches of one release share host and day, so they would pass a host for a step.
+A value represents a whole release, because a change of host would look like a step between launches.
 """
 
 import math
@@ -18,16 +17,21 @@ from statistics import fmean
 
 from pytest_slmserve.analysis.estimates import TAIL, Interval, factor, t_above
 
-LEVEL = 0.05  # share of histories without a step in which one is found, at most
+LEVEL = 0.05  # largest share of histories without a step in which one is found
 ORDERS = 999  # random orders of the values
-LEAST_VALUES = 8  # of seven values 3 of 70 orders and their mirrors split as well as the best: more than `LEVEL`
-SHORTEST = 2  # values on each side of a split: one has no scatter
+LEAST_VALUES = 8  # with seven values, 3 of 70 orders and their mirrors split as well as the best: more than `LEVEL`
+SHORTEST = 2  # values on each side of a split, because a single value has no scatter
 
 
 @dataclass(frozen=True, slots=True)
 class LevelStep:
-    """A change of level. at: index of its first value. ratio: of the levels after and before, up to the next steps,
-    with a 95 % interval by the scatter around all levels. chance: share of random orders that split as well."""
+    """A change of level.
+
+    Attributes:
+        at: index of the first value of the new level.
+        ratio: level after over level before, with a 95% interval from the scatter around all levels.
+        chance: share of random orders that split as well.
+    """
 
     at: int
     ratio: Interval
@@ -35,7 +39,7 @@ class LevelStep:
 
 
 def level_steps(values: Sequence[float]) -> list[LevelStep]:
-    """Return the steps in a series of positive values, the first one first; none of fewer than `LEAST_VALUES`."""
+    """Return the steps in a series of positive values in order; empty for fewer than `LEAST_VALUES` values."""
     logs, chance = [math.log(value) for value in values], random.Random(0)
     levels, shares = [logs], dict[int, float]()  # by index of the first value
     while len(values) >= LEAST_VALUES:
@@ -60,17 +64,19 @@ def level_steps(values: Sequence[float]) -> list[LevelStep]:
 
 
 def _best_of(levels: Sequence[Sequence[float]]) -> tuple[float, int, int]:
-    """Return the distance of the best split of any level, the number of that level, and where in it the split is."""
+    """Return the distance of the best split, the index of its level, and its index in that level."""
     splits = map(best_split, levels)
     return max((apart, number, at) for number, (apart, at) in enumerate(splits))
 
 
 def best_split(values: Sequence[float]) -> tuple[float, int]:
-    """Return the largest distance of two parts that follow each other, of which the first one begins a series, and the
-    index at which the second one begins; minus infinity if the series is too short. The distance is the energy
-    statistic of the parts by absolute differences, times n m / (n + m)."""
+    """Return the largest distance between two adjacent parts of a series, and the index where the second part begins.
+
+    The first part begins with the series, and the second may end before it does. The distance is the energy statistic
+    of absolute differences times n m / (n + m), or minus infinity if the series is too short.
+    """
     n, best = len(values), (-math.inf, 0)
-    # Sums of the differences of all pairs: of the first values, and, from the last index down, of those from it on.
+    # Sums of all pairwise differences: of values[:i], and, while `at` decreases, of values[at:i].
     first = [0.0, *accumulate(sum([abs(b - a) for a in values[:i]]) for i, b in enumerate(values))]
     second = [0.0] * (n + 1)
     for at in range(n - 1, SHORTEST - 1, -1):

@@ -1,1 +1,1 @@
-"""Sweeps: curves over concurrency or request rate, their gains, saturation and next load."""
+"""Sweeps over concurrency or request rate: curves, gains, the saturation model and the next load to measure."""

@@ -1,10 +1,9 @@
-"""The largest batch that is worth its latency, by the rule of the batching advisor of arXiv:2503.08311.
+"""Recommend the largest batch whose latency is acceptable, by the rule of arXiv:2503.08311.
 
-Efficiency is eff(B) = T(B)/(B T(1)); B_opt is the largest B measured with eff(B) > epsilon and a latency within the
-objective. Latencies are those of the points (`e2e_repeats`), be it per token or per request. With the saturation law
-both limits have a closed form. For efficiency it is (1 + b_half)/epsilon - b_half; for k times the latency at R it is
-k (R + b_half) - b_half. The second takes the b_half of the latencies: if prompts are worked off between steps,
-throughput has a smaller one.
+The efficiency is eff(B) = T(B)/(B T(1)). B_opt is the largest measured B with eff(B) > epsilon and a latency within the
+limit. The saturation model has closed forms: the efficiency allows (1 + b_half)/epsilon - b_half, and k times the
+latency at R allows k (R + b_half) - b_half. The second form needs the b_half of the latencies, because that of the
+throughput is smaller if prompts are processed between steps.
 """
 
 import math
@@ -28,7 +27,7 @@ ABSOLUTE = re.compile(rf"({NUMBER})(ms|s)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class RelativeSlo:
-    """A latency objective of at most `factor` times the latency at the load `at`."""
+    """Limit of `factor` times the latency at the concurrency `at`."""
 
     factor: float
     at: int
@@ -36,7 +35,7 @@ class RelativeSlo:
 
 @dataclass(frozen=True, slots=True)
 class AbsoluteSlo:
-    """A latency objective of at most so many seconds."""
+    """Limit of the latency in seconds."""
 
     seconds: float
 
@@ -46,7 +45,11 @@ Slo = RelativeSlo | AbsoluteSlo
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """Throughput T(1) of one sequence alone. note: how it is predicted, if it was not measured."""
+    """Throughput T(1) of a single sequence.
+
+    Attributes:
+        note: how it was predicted, if it was not measured.
+    """
 
     per_s: float
     note: str | None = None
@@ -54,7 +57,11 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A latency objective in seconds. at: the load it was measured at, if any."""
+    """Latency limit in seconds.
+
+    Attributes:
+        at: concurrency at which the reference latency was measured, if any.
+    """
 
     seconds: float
     at: int | None = None
@@ -63,7 +70,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class LatencyLaw:
-    """The saturation law as latencies have it: latency(B) = (B + b_half)/pace, in seconds."""
+    """Saturation model of the latency: latency(B) = (B + b_half)/pace, in seconds."""
 
     pace: float
     b_half: float
@@ -77,15 +84,18 @@ class LatencyLaw:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """The largest batch by the law alone, for each condition; None where it cannot be said."""
+    """Largest batch that the saturation model predicts for each condition, or None."""
 
     efficiency: float | None = None
     slo: float | None = None
 
 
 def parse_relative_slo(text: str) -> Slo:
-    """Return the objective of a text: "2x@32" is twice the latency at 32, "30ms" or "0.03s" a latency. Raises
-    BadUsage."""
+    """Return a latency limit: "2x@32" is twice the latency at concurrency 32, "30ms" and "0.03s" are absolute.
+
+    Raises:
+        BadUsage: if it is not a limit.
+    """
     if found := RELATIVE.fullmatch(text):
         factor, at = float(found[1]), int(found[2])
         if 0 < factor < math.inf and at > 0:
@@ -98,14 +108,13 @@ def parse_relative_slo(text: str) -> Slo:
 
 
 def measured_base(points: Sequence[Point]) -> Base | None:
-    """Return T(1) as measured; None without a valid point at 1."""
+    """Return the measured T(1), or None without a valid point at concurrency 1."""
     single = next((p for p in valid_points(points) if p.concurrency == 1), None)
     return None if single is None else Base(fmean(single.repeats))
 
 
 def latency_law(points: Sequence[Point], b_half: float | None = None) -> LatencyLaw | None:
-    """Return the law through the mean latencies of the valid points; None if they do not grow with the load, or are too
-    few."""
+    """Return the fit to the mean latencies of the valid points, or None if it fails or has a negative b_half."""
     pairs = [(float(p.concurrency), p.concurrency / fmean(p.e2e_repeats)) for p in valid_points(points)]
     try:
         pace, half = fit_law(pairs, b_half)
@@ -115,8 +124,13 @@ def latency_law(points: Sequence[Point], b_half: float | None = None) -> Latency
 
 
 def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit:
-    """Return the objective in seconds: measured if its load was. Between two measured loads the latency is on a
-    straight line: by the law a step's time is one. Raises TooFewPoints if it cannot be told."""
+    """Return the limit in seconds.
+
+    The latency between two measured loads is interpolated linearly, as in the saturation model.
+
+    Raises:
+        TooFewPoints: if the latency is unknown.
+    """
     if isinstance(slo, AbsoluteSlo):
         return Limit(slo.seconds)
     waits = {p.concurrency: fmean(p.e2e_repeats) for p in valid_points(points)}
@@ -138,16 +152,16 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
 
 
 def b_opt(points: Sequence[Point], base: Base, limit: Limit | None, threshold: float) -> ChosenLoad:
-    """Return the largest valid load with eff(B) > threshold and a latency within the limit, both by the
-    means; low and high where both are as bad, and as good, as the repeats' noise allows."""
+    """Return the largest valid load with eff(B) > threshold and a mean latency within the limit.
+
+    Its `low` and `high` take the bad and the good ends of both intervals.
+    """
     valid = valid_points(points)
     speed, wait, loads = point_differences(valid), point_differences(valid, e2e_s), [p.concurrency for p in valid]
     alone = None if base.note else 0
     limited = loads.index(limit.at) if limit and limit.at else None
 
     def half(seen: Differences, number: int, other: int | None) -> float:
-        """Half width of the interval of ln(a/b), where a is the mean of a load, and b that of another, or a plain
-        number (None)."""
         log = seen.mean(number) if other is None else seen.between(other, number)
         return 0.0 if log.high is None else min(log.high - log.value, MAX_LOG)
 
@@ -171,12 +185,13 @@ ATTAINMENT = 0.9  # as in DistServe
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The load with the highest goodput, which is in requests per second, and the loads measured next to it.
+    """Load with the highest goodput (requests/s), and its measured neighbors.
 
-    below, above: None where the peak is the smallest or the largest load of which something is known. Then more goodput
-    is not excluded on that side. unknown: loads between these two whose measurements are invalid. unit: of loads.
-    bracketed: whether smaller goodput was measured on both sides, and nothing is unknown in between. why: the finding
-    in a sentence.
+    Attributes:
+        below: next smaller load; None if a smaller one may have more goodput.
+        above: next larger load; None likewise.
+        unknown: loads between these two whose measurements are invalid.
+        bracketed: whether there are neighbors on both sides, and no unknown load.
     """
 
     load: float
@@ -191,12 +206,12 @@ class Peak:
 
 @dataclass(frozen=True, slots=True)
 class HighestLoad:
-    """DistServe's goodput: the highest load at which, as at every smaller one that was measured, the share `goal` of
-    the requests or more is good.
+    """Highest load (DistServe's goodput) at which, as at all smaller ones, a share `goal` of the requests is good.
 
-    load, attainment: None where it is not reached at the smallest load. above: the next load with what is attained
-    there; None where `load` is the largest of which something is known. unknown: loads up to `above` whose measurements
-    are invalid. unit: of loads. why: the finding in a sentence.
+    Attributes:
+        load: None if the smallest load fails.
+        above: next larger load and its share of good requests, if any.
+        unknown: loads up to `above` whose measurements are invalid.
     """
 
     goal: float
@@ -209,9 +224,12 @@ class HighestLoad:
 
 
 def peak(points: Sequence[tuple[float, float]], invalid: Sequence[float] = (), unit: str = RATE) -> Peak | None:
-    """Return the load with the highest goodput, of equal ones the smallest; None without points. points: pairs of load
-    and goodput in requests/s; repeats of a load are averaged. invalid: loads with invalid measurements; a load that
-    also has a valid repeat is not unknown."""
+    """Return the load with the highest goodput, the smallest of equal ones; None without points.
+
+    Args:
+        points: load and goodput in requests/s; repeats of a load are averaged.
+        invalid: loads with invalid measurements.
+    """
     means = _means(points)
     if not means:
         return None
@@ -236,8 +254,11 @@ def peak(points: Sequence[tuple[float, float]], invalid: Sequence[float] = (), u
 def highest_load(
     points: Sequence[tuple[float, float]], goal: float = ATTAINMENT, invalid: Sequence[float] = (), unit: str = RATE
 ) -> HighestLoad | None:
-    """Return the highest load at which a share `goal` of the requests is good, as at every smaller load; None without
-    points. points: pairs of load and attained share, see `peak`."""
+    """Return the highest load up to which a share `goal` of the requests is good; None without points.
+
+    Args:
+        points: load and share of good requests; see `peak`.
+    """
     means = _means(points)
     if not means:
         return None

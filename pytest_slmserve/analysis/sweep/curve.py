@@ -1,6 +1,6 @@
-"""A sweep of one engine over the load, and the claims that can be judged from it alone.
+"""Curve of one engine over the load, and the claims that need no other curve.
 
-Every judgement is total: what is missing, invalid or drowned in noise makes it inconclusive, never green.
+If data are missing, invalid or too noisy, a verdict is inconclusive.
 """
 
 from __future__ import annotations
@@ -46,46 +46,53 @@ from pytest_slmserve.schema.specs import (
     workload_facts,
 )
 
-FEWEST_POINTS = 3  # two doublings: one that may gain, and one that does not
-MOST_REPEATS = 50  # of a load: more than anyone waits for
-SURE = 2.2  # standard errors to an end of an interval, once there are many repeats
+FEWEST_POINTS = 3  # two doublings: one with a gain, and one without
+MOST_REPEATS = 50  # of a load, in a recommendation
+SURE = 2.2  # standard errors to an end of an interval with many repeats
 TOLERANCE = 0.10
-MARGIN = 0.03  # run-to-run spread of one configuration in published data (arXiv:2503.08311, raw results)
+MARGIN = 0.03  # run-to-run difference of one configuration in published data (arXiv:2503.08311, raw results)
 PLATEAU, LATENCY, PARETO = "throughput-plateau", "latency-rises-past-plateau", "pareto-up-to-plateau"
 GPU_PLATEAU = "gpu-plateau"
 NOISE_UNKNOWN = "noise unknown: one repeat of each point"
-QUICKEST = 3  # of the smallest loads, whose second repeats tell the noise
+QUICKEST = 3  # number of the smallest loads whose second repeats show the noise
 NO_BUSY = "no sensor gave the time in which a kernel ran (GPM or DCGM)"
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Names of what a curve shows. knob: of the load in external results; None: concurrent requests."""
+    """Names of the load, the throughput and the latency of a curve.
+
+    Attributes:
+        knob: name of the load in external results; None means concurrency.
+    """
 
     knob: str | None = None
     throughput: str = "tokens/s"
     latency: str = "E2E"
 
     def at(self, *loads: object) -> str:
-        """ "concurrency 8", "concurrency 8, 16", or "max_num_seqs 8" """
+        """Return the loads as text, such as "concurrency 8, 16" or "max_num_seqs 8"."""
         text = ", ".join(map(str, loads))
         return f"concurrency {text}" if self.knob is None else f"{self.knob} {text}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points in ascending order of the concurrency, and the measurements they were made of, invalid ones too.
+    """Points by ascending concurrency, and all their measurements, including invalid ones.
 
-    cut: planned, but not measured for a known reason (concurrency, reason). missing: planned, not cut, and not there;
-    of an adaptive sweep that has not ended, the load that was next. adaptive, unneeded: such a sweep, and the planned
-    loads that it found not to be needed. looks: of a sweep that measures until its claims are decided, the numbers of
-    repeats after which they may be judged; over: no more will be measured.
-    beside: measured beside the sweeps of its run, for its own figures: its loads need show no plateau. shared: what
-    replicas of the model served; alone: what one engine did, measured to compare them with. wider: of the same engine
-    on more GPUs. warmer: of the same engine and requests with larger shares of their prompts in common, ascending, each
-    larger than that of this curve, or with its cache on where that of this curve is off. structured: of free text,
-    those of the same engine and requests with structured output. plain: of an engine that decodes speculatively, the
-    curve of the same engine that does not. jobs: those of the model. axes: names of load, throughput and latency.
+    Attributes:
+        cut: planned loads that were skipped for a reason (concurrency, reason).
+        missing: planned loads without a measurement; in an unfinished adaptive sweep, the next load.
+        unneeded: planned loads that an adaptive sweep did not need.
+        looks: numbers of repeats at the interim analyses of a sweep that continues until its claims are conclusive.
+        over: whether the sweep is finished.
+        beside: whether its run planned other sweeps but not this curve, so it need not show a plateau.
+        shared: replicas of the model.
+        alone: single engines, measured for comparison with replicas.
+        wider: the same engine on more GPUs.
+        warmer: the same engine and requests with larger shared prefixes, ascending, or with the prefix cache on.
+        structured: for a curve of free text, the same engine and requests with structured output.
+        plain: for a curve with speculative decoding, the same engine without it.
     """
 
     subject: str
@@ -108,17 +115,17 @@ class Curve:
     measurements: tuple[Measurement, ...] = field(default=(), repr=False)
 
     def tail_of(self, repeats: int) -> float:
-        """Return the probability outside each end of an interval after so many repeats; see `plateau.tail_at`."""
+        """Return the probability outside each end of an interval; see `plateau.tail_at`."""
         return plateau.tail_at(repeats, self.looks, self.over)
 
     @property
     def first(self) -> Measurement | None:
-        """Any measurement, whose engine, workload, environment and load (but for the concurrency) are those of all."""
+        """First measurement, with the workload, environment, ramp-up and engine (except `max_num_seqs`) of all."""
         return self.measurements[0] if self.measurements else None
 
     @property
     def decodes(self) -> bool:
-        """Whether its requests generate tokens, as those of published points do; else each has one result."""
+        """True if its requests generate tokens, as those of published points do."""
         return self.workload is None or self.workload.kind == "generate"
 
     @property
@@ -141,8 +148,7 @@ class Curve:
 
     @property
     def family(self) -> tuple[str, str, str | None, str | None] | None:
-        """Equal for curves on one kind of host, with the same requests that start alike, of engines that differ in what
-        is divided among several alone (`EngineSpec.family`). None: nothing was measured."""
+        """Key of curves with one kind of host, requests, ramp-up and `EngineSpec.family`; None without data."""
         if self.first is None:
             return None
         start = self.load.ramp_up if self.load else None
@@ -150,74 +156,82 @@ class Curve:
 
     @property
     def resolved(self) -> tuple[Resolved, ...]:
-        """Values that the engine resolved from its specification, one per launch."""
+        """Values that the engine resolved, one entry per launch."""
         return tuple({m.launch: m.resolved for m in self.measurements}.values())
 
     @property
     def trusted(self) -> list[Measurement]:
-        """The valid measurements, on which the points rest."""
+        """Measurements that the points use."""
         return [m for point in self.points for group in point.used for m in group]
 
     @property
     def kv_capacity(self) -> int | None:
-        """Longest requests that fit into the KV cache at once."""
+        """Number of the longest requests that fit into the KV cache at once."""
         return kv_capacity(self.first.spec, self.first.workload.longest, self.first.resolved) if self.first else None
 
     @property
     def work(self) -> Work | None:
-        """Work of a request on a GPU; None if the model's shape or data type is not known."""
+        """Work of a request on a GPU; None if unknown, for example with a prefix cache or speculative decoding."""
         return work_of_workload(self.first.spec, self.first.resolved, self.first.workload) if self.first else None
 
     @property
     def peaks(self) -> Peaks | None:
-        """Data sheet of the engine's GPUs, if it is known."""
+        """Peak rates of the engine's GPUs, if they are known."""
         return peaks_of_engine(self.first.spec, self.first.environment) if self.first else None
 
     def one_engine(self, concurrency: int, replicas: ReplicaPoint | None = None) -> Point | None:
-        """Return the point of one engine alone under a load, if there is one. replicas: only what their hosts
-        measured."""
+        """Return the valid point of a single engine at a concurrency, if any.
+
+        Args:
+            replicas: restricts the measurements to their hosts.
+        """
         valid = [*plateau.valid_points(self.alone), *self.valid]
         found = (point for point in valid if point.concurrency == concurrency)
         return next(filter(None, (point.on_hosts_of(replicas) if replicas else point for point in found)), None)
 
     @property
     def valid(self) -> list[Point]:
-        """Points on which a claim may rest."""
+        """Valid points."""
         return plateau.valid_points(self.points)
 
     @property
     def predictions(self) -> tuple[Prediction, ...]:
-        """Predictions by the saturation law for the loads that were not needed, if it describes the curve."""
+        """Predictions of the saturation model for the unneeded loads, if it describes the curve."""
         return predictions(self.points, self.unneeded)
 
     @property
     def speedups(self) -> list[tuple[Point, Point, Interval]]:
-        """Valid points with and without speculation under each load that has both, ascending, and the factor of
-        throughput; none if the same engine without it is not there."""
+        """Valid points with and without speculation at each common load, ascending, and their throughput ratio."""
         pairs, among = at_common_loads(self.valid, self.plain.valid if self.plain else ())
         return [(of, to, ratio(of, to, among)) for of, to in pairs]
 
     def gains(self, figure: Figure = output_rate) -> tuple[Gain, ...]:
-        """Relative gain of throughput, or of another figure, per doubling, between neighbouring valid points."""
+        """Return the relative gain of a figure per doubling, between neighboring valid points."""
         return plateau.gains(self.points, figure, self.tail_of)
 
     def factors(self) -> dict[int, tuple[float, float]]:
-        """Return the gain of throughput of each doubling as its two factors, less 1, by the load where it ends: the
-        gain of tokens per busy second, which is the GPU's, and that of the share of time in which a kernel ran, the
-        host's."""
+        """Return the two factors of the throughput gain of each doubling, less 1, by the load at its end.
+
+        The first is the gain in tokens per busy second, due to the GPU. The second is the gain in busy time, due to the
+        host.
+        """
         seen = {(gain.start, gain.end): gain.value for gain in self.gains()}
         of_gpu = ((gain, seen.get((gain.start, gain.end))) for gain in self.gains(busy_rate))
         pairs = [(gain, (1 + both) / (1 + gain.value) - 1) for gain, both in of_gpu if both is not None]
-        return {gain.end: (gain.value, round(of_host, 4) + 0.0) for gain, of_host in pairs}  # of no host no last digit
+        return {gain.end: (gain.value, round(of_host, 4) + 0.0) for gain, of_host in pairs}  # + 0.0: no sign of -0.0
 
     def plateau(self, tolerance: float = TOLERANCE, figure: Figure = output_rate) -> ChosenLoad:
-        """Return the plateau, where throughput, or another figure, ceases to grow by `tolerance` (a share) per
-        doubling."""
+        """Return the load from which the figure grows by less than `tolerance` (a share) per doubling."""
         return plateau.plateau(self.points, tolerance, self.tail_of, figure)
 
     def meets(self, slo: str | Slo, share: float = objectives.SHARE, *, at: int | None = None) -> Verdict:
-        """Return the verdict on an SLO at one load, the largest measured unless told; see `Point.meets`. It says up to
-        which load the SLO holds. Inconclusive for a load that was not measured, or is not valid."""
+        """Return the verdict on an SLO at one load, which also says up to which load the SLO holds.
+
+        Args:
+            slo: for example "ttft:200ms,tpot:50ms"; see `Point.meets`.
+            share: of the requests that must meet the SLO.
+            at: concurrency; the largest valid one by default.
+        """
         limits, points = objectives.slo_of(slo, share), {p.concurrency: p for p in self.valid}
         wanted = max(points, default=0) if at is None else at
         each = {load: replace(p, told=None).meets(limits, share) for load, p in points.items()}
@@ -233,8 +247,7 @@ class Curve:
         return verdict
 
     def pareto_front(self) -> tuple[Point, ...]:
-        """Return the valid points that no other beats: none has as much throughput and as low a mean E2E, and one of
-        them better. Means are compared, without regard to noise."""
+        """Return the valid points that are Pareto-optimal by mean throughput and mean E2E, regardless of noise."""
         means = [(p, fmean(p.repeats), fmean(p.e2e_repeats)) for p in self.valid]
         return tuple(
             p
@@ -243,12 +256,13 @@ class Curve:
         )
 
     def pareto_plateau(self, tolerance: float = TOLERANCE, figure: Figure = output_rate) -> Verdict:
-        """Return the verdict on whether throughput reaches a plateau within the points measured: whether the last
-        doubling, whose gain is the value, gains less than `tolerance` with 97.5 % confidence. Of loads that are further
-        apart it is the mean of several doublings, which the last one is below: so only a small one decides.
+        """Return the verdict on whether the last doubling gains less than `tolerance`, with 97.5% confidence.
 
-        figure: `busy_rate` for the plateau of the GPU, by the tokens of each second in which a kernel ran. It is of
-        card, model and load, and hosts agree on it; how much of the time a kernel runs is the host's.
+        If the last loads are more than a factor of two apart, the gain is the mean of several doublings. The last
+        doubling gains less than that mean, so only a small gain is conclusive.
+
+        Args:
+            figure: `busy_rate` for the plateau of the GPU, which does not depend on the host.
         """
         of_gpu = figure is busy_rate
         claim, each, what = PLATEAU, "", "throughput"
@@ -295,15 +309,13 @@ class Curve:
         return _verdict(claim, self, state, why, last, tolerance, (last.start, last.end))
 
     def split(self, end: int) -> str:
-        """Return a clause with the two factors of the gain up to a load: " = +6 % GPU, +26 % host"; empty if no sensor
-        tells them apart."""
+        """Return a clause such as " = +6 % GPU, +26 % host" for the gain up to a load; empty without a sensor."""
         factors = zip(self.factors().get(end, ()), ("GPU", "host"))
         shares = ", ".join(f"{'+' if gain >= 0 else ''}{percent(gain)} {whose}" for gain, whose in factors)
         return f" = {shares}" if shares else ""
 
     def latency_keeps_rising(self, tolerance: float = TOLERANCE) -> Verdict:
-        """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`,
-        with 97.5 % confidence (`verdict.every`). value: of the doubling that decides."""
+        """Return the verdict on whether each doubling past the plateau raises the mean E2E by more than `tolerance`."""
         knee, reason = _knee(self, tolerance, lambda load, knee: load >= knee)
         if knee is None:
             return _undecided(LATENCY, self, reason, tolerance)
@@ -321,9 +333,10 @@ class Curve:
         return _verdict(LATENCY, self, state, why, flattest, tolerance, loads)
 
     def pareto_up_to_plateau(self, tolerance: float = TOLERANCE, margin: float = MARGIN) -> Verdict:
-        """Return the verdict on whether every point up to the plateau is Pareto-optimal: no other beats it by more than
-        `margin` both in throughput and in mean E2E. Every point measured, if they reach no plateau. Without a margin
-        noise would tell two points of equal latency apart. value: the advantage that decides.
+        """Return the verdict on whether all points up to the plateau (or all, without one) are Pareto-optimal.
+
+        Args:
+            margin: advantage in throughput and mean E2E that counts, because noise separates even equal points.
         """
         largest = max((p.concurrency for p in self.valid), default=None)
         knee, reason = _knee(self, tolerance, lambda load, knee: load <= knee, largest)
@@ -359,13 +372,15 @@ def curve_of(
     over: bool = False,
     beyond: Container[str] = (),
 ) -> Curve:
-    """Return the curve of measurements that differ in their concurrency only; those of other loads are left out.
+    """Return the curve of measurements that differ only in their concurrency. Other loads are skipped.
 
-    planned: every concurrency that was to be measured, so that one that is not there makes a claim inconclusive.
-    adaptive: the tolerance of an adaptive sweep, which measures what the plateau depends on. looks, over: see
-    `Curve`. beyond: series of loads that an engine of their own measured, which is like the others in all but its
-    limit of sequences.
-    Raises BadUsage where engines, workloads or environments differ (`points.by_series` sorts them).
+    Args:
+        planned: all planned concurrencies. If one is missing, claims are inconclusive.
+        adaptive: tolerance of an adaptive sweep.
+        beyond: series keys of larger loads, which an engine with another limit of sequences measured.
+
+    Raises:
+        BadUsage: if engines, workloads, environments or ways of loading differ.
     """
     series = by_series(measurements)
     if sum(key not in beyond for key in series) > 1:
@@ -399,8 +414,7 @@ def curve_of(
 
 
 def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list[Curve]:
-    """Return each curve with what replicas of its engine served, on the same kind of host and with the same
-    requests."""
+    """Return the curves, each with the replicas of its engine on the same kind of host with the same requests."""
     found: dict[Any, list[ReplicaPoint]] = {}
     for point in shared:
         if len(point.families) == 1:
@@ -411,11 +425,9 @@ def with_shared(curves: Iterable[Curve], shared: Sequence[ReplicaPoint]) -> list
 
 
 def with_compared(curves: Sequence[Curve]) -> list[Curve]:
-    """Return each curve; that whose cache of prefixes serves least has those whose cache serves more, and that of free
-    text those of structured output, of the same engine, environment, way of loading and requests."""
+    """Return the curves, with `warmer` and `structured` filled in."""
 
     def others(alike: Callable[[Curve], object], value: Callable[[Curve], Any]) -> dict[int, tuple[Curve, ...]]:
-        """Return those that are alike by the one of the least value."""
         groups = (sorted(group, key=value) if len(group) > 1 else group for group in grouped(curves, alike).values())
         return {id(least): tuple(rest) for least, *rest in groups}
 
@@ -448,8 +460,7 @@ def with_compared(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def with_plain(curves: Sequence[Curve]) -> list[Curve]:
-    """Return each curve; one of an engine that decodes speculatively has that of the same engine without, under the
-    same requests, environment and way of loading."""
+    """Return the curves, with `plain` filled in for engines with speculative decoding."""
 
     def alike(curve: Curve) -> object:
         if not (curve.first and curve.load):
@@ -461,7 +472,7 @@ def with_plain(curves: Sequence[Curve]) -> list[Curve]:
 
 
 def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
-    """Return each curve with the jobs of its model, and one more for each model of which only jobs were served."""
+    """Return the curves with the jobs of their models, and a curve for each model that has only jobs."""
     known = list(curves)
     alone = dict.fromkeys(job.model for job in jobs if job.model not in {curve.subject for curve in known})
     return [
@@ -471,19 +482,21 @@ def with_jobs(curves: Iterable[Curve], jobs: Sequence[JobPoint]) -> list[Curve]:
 
 
 def is_sweep(curve: Curve) -> bool:
-    """Return whether a curve was planned or measured over enough loads to have a shape. Some points are measured only
-    for their own figures."""
+    """Return whether a curve was planned or measured at enough loads to have a shape."""
     return curve.adaptive or len(curve.points) + len(curve.cut) + len(curve.missing) >= FEWEST_POINTS
 
 
 def is_main_sweep(curve: Curve) -> bool:
-    """Return whether a curve is one of the sweeps that its run was for."""
+    """Return whether a curve is a sweep that its run planned."""
     return is_sweep(curve) and not curve.beside
 
 
 def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> str | None:
-    """Reason why no verdict on this curve is possible yet, or None. reads: whether it depends on a load; an adaptive
-    sweep that has not ended has loads to come that it depends on."""
+    """Return the reason why no verdict on this curve is possible yet, or None.
+
+    Args:
+        reads: whether the verdict depends on a load.
+    """
     missing = [load for load in curve.missing if curve.adaptive or reads(load)]
     invalid = [p for p in curve.points if not p.valid and reads(p.concurrency)]
     if missing:
@@ -499,9 +512,11 @@ def obstacle(curve: Curve, reads: Callable[[int], bool] = lambda load: True) -> 
 
 
 def to_know_noise(verdict: Verdict, curve: Curve) -> Verdict:
-    """Return the verdict; if the obstacle is that the noise is unknown, with the loads whose second repeat tells it.
-    Of what the GPU does the smallest tell it for all others (tests/nightly/statistics/test_archives.py), and are the
-    quickest. What was seen of a plateau has the noise of the largest loads."""
+    """Return the verdict. If only the noise is unknown, add the loads whose second repeats would show it.
+
+    The smallest loads show the GPU's noise for all others (tests/nightly/statistics/test_archives.py) and are the
+    fastest. A plateau needs the noise of the largest loads.
+    """
     if not verdict.why.startswith(NOISE_UNKNOWN):
         return verdict
     smallest = [p.concurrency for p in curve.valid[:QUICKEST]]
@@ -517,9 +532,7 @@ def _undecided(claim: str, curve: Curve, reason: str, threshold: float) -> Verdi
 def _knee(
     curve: Curve, tolerance: float, reads: Callable[[int, int], bool], otherwise: int | None = None
 ) -> tuple[int | None, str]:
-    """Return the concurrency where the plateau begins, or None, and the reason why there is none to judge from. reads:
-    whether the judgement depends on a load, given where the plateau begins. otherwise: what to judge from where the
-    points reach no plateau."""
+    """Return the concurrency where the plateau begins, or None and the reason why no verdict is possible."""
     knee = curve.plateau(tolerance).value
     if knee is None:
         if reason := obstacle(curve):
@@ -531,22 +544,19 @@ def _knee(
 
 
 def _lower(seen: Interval) -> str:
-    """Return a negative relative change in words: "11.5 % lower (0.885 times, 95 %: 0.87 to 0.9)"."""
     ends = "" if seen.low is None or seen.high is None else f", 95 %: {1 + seen.low:.3g} to {1 + seen.high:.3g}"
     return f"{percent(-seen.value)} lower ({1 + seen.value:.3g} times{ends})"
 
 
+# The last doubling, measured or not, decides whether there is a plateau.
 def _largest_two(curve: Curve) -> list[int]:
-    """Return the loads of the last doubling, measured or not: it decides whether there is a plateau."""
     return sorted({*curve.missing, *(p.concurrency for p in curve.points)})[-2:]
 
 
 def _verdict(
     claim: str, curve: Curve, state: State, why: str, seen: Interval, threshold: float, loads: tuple[int, ...]
 ) -> Verdict:
-    """Return a verdict on an estimate at some loads. What was seen has the noise of the host, which changes slowly, so
-    that a few repeats of two loads may agree by chance: a sweep that repeats only what it must decides nothing by
-    them."""
+    # The noise of the host changes slowly, so a few repeats of two loads may agree by chance.
     repeated = sum(len(p.repeats) > 1 for p in curve.valid)
     by_chance = claim != GPU_PLATEAU and len(curve.looks) > 1 and not curve.adaptive and repeated < FEWEST_POINTS
     if by_chance:
@@ -560,9 +570,13 @@ def _verdict(
 
 
 def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdict:
-    """Return a verdict on the curve, and if it is inconclusive what would decide it, roughly: an interval shrinks with
-    the square root of the number of repeats, and has to end at the threshold. An engine is started first. Nobody knows
-    how long repeats of external results take. loads: those on which the verdict depends most."""
+    """Return the verdict. If it is inconclusive, add the repeats and the time that would resolve it.
+
+    The width of the interval falls with the square root of the repeats. External results get no time estimate.
+
+    Args:
+        loads: loads on which the verdict depends most.
+    """
     value, low, high, threshold = verdict.value, verdict.low, verdict.high, verdict.threshold
     if verdict.state is not State.INCONCLUSIVE or value is None or threshold is None:
         return verdict
@@ -571,7 +585,7 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
     remedy, more = f"more repeats at {where}", None
     if low is not None and high is not None:
         certainty = t_above(curve.tail_of(there), max(1, sum(len(p.repeats) - 1 for p in curve.valid)))
-        # What no repeat makes smaller, and the part of it that lies towards the threshold.
+        # Repeats do not reduce the uncertainty of clocks. Only its part towards the threshold matters.
         fixed = plateau.clocks_apart(points[0], points[-1]) if verdict.claim == GPU_PLATEAU else 0.0
         towards = max(0.0, fixed if value < threshold else -fixed)
         reach = (high - low - abs(fixed)) / 2 * SURE / certainty
@@ -591,20 +605,21 @@ def with_remedy(verdict: Verdict, curve: Curve, loads: tuple[int, ...]) -> Verdi
 
 
 def sparsely(curve: Curve) -> str:
-    """Return a clause for verdicts on an adaptive sweep, with the loads that were measured; empty where no load was
-    left out."""
+    """Return a clause with the measured loads if an adaptive sweep skipped any."""
     if not curve.unneeded:
         return ""
     return f" (adaptive sweep: judged at concurrency {', '.join(str(p.concurrency) for p in curve.valid)})"
 
 
-# Fields of an engine's specification that a label names otherwise, or that change no measurement.
+# Fields of an engine's specification that a label names elsewhere, or that do not change a measurement.
 NAMED_APART = ("model", "platform", "interface", "url", "tensor_parallel_size", "gpu", "python", "env", "extra")
 
 
 def labels(curves: Sequence[Curve]) -> list[str]:
-    """Return the subject of each curve, with what tells it from others of the same subject: facts, and settings that
-    are not those of all others, or the hash of the settings if their words are the same."""
+    """Return the subject of each curve, with the facts and settings that distinguish curves of the same subject.
+
+    If the settings have the same text, the label contains their hash.
+    """
     found = []
     for curve in curves:
         alike = [other for other in curves if other.subject == curve.subject]
@@ -624,7 +639,6 @@ def labels(curves: Sequence[Curve]) -> list[str]:
 
 
 def _facts(curve: Curve) -> list[str]:
-    """Return what can differ between two curves of one model beside requests and engine, the plainest first."""
     first, load = curve.first, curve.load
     if first is None or load is None:
         return []
@@ -640,22 +654,18 @@ def _facts(curve: Curve) -> list[str]:
     ]
 
 
-_Named = tuple[dict[str, str], str]  # settings that a label may name, and the hash of all if those are the same
+_Named = tuple[dict[str, str], str]  # settings for a label, and a hash for the case that they are the same
 
 
 def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]:
-    """Return the settings of the requests and those of the engine, by the names that vLLM has for them: "max_num_seqs
-    256", "no enforce_eager". Left out is what a label names separately: server, front ends, GPUs.
-
-    The KV cache is that of `like` if the number of GPUs is another, because that number tells them apart.
-    """
+    """Return the settings of the requests and of the engine, in vLLM's words, without the facts of `_facts`."""
     requests, spec = workload_facts(measured.workload.spec) | {"kind": measured.workload.spec.kind}, measured.spec
     adapters = measured.workload.spec.adapters
     requests["lora"] = f"{adapters.words} {adapters.traffic}" if adapters else ""
     requests["output"] = measured.workload.spec.output
-    for name in ("adapters", "response_format"):  # told by their words
+    for name in ("adapters", "response_format"):  # shown as "lora" and "output"
         requests.pop(name, None)
-    if spec.tensor_parallel_size != like.spec.tensor_parallel_size:
+    if spec.tensor_parallel_size != like.spec.tensor_parallel_size:  # the number of GPUs distinguishes them already
         spec = replace(spec, kv_cache_bytes=like.spec.kv_cache_bytes)
     spec = replace(spec.without_http if spec.interface == "server" else spec, tensor_parallel_size=1)
     prompt, output = requests.pop("prompt_tokens"), requests.pop("output_tokens")
@@ -673,5 +683,5 @@ def _settings(measured: Measurement, like: Measurement) -> tuple[_Named, _Named]
 
 
 def front_ends(spec: EngineSpec | None) -> str:
-    """Return a clause with the number of front ends, such as " with 4 front ends"; empty for one."""
+    """Return a clause such as " with 4 front ends", or "" for one."""
     return f" with {spec.front_ends} front ends" if spec and spec.front_ends > 1 else ""

@@ -1,14 +1,13 @@
-"""Gains of each doubling of the load, the plateau where they cease to pay, and the loads that find it.
+"""Gain of each doubling of the load, the plateau, and the loads to measure next.
 
-The load is the requested concurrency. Gains are per doubling, also if neighbours are not a factor of two apart:
-(T2/T1)**(1/log2(B2/B1)) - 1. A sweep that measures until its claims are decided looks at its data several times, and
-its intervals hold at all looks together: they are repeated confidence intervals (Jennison and Turnbull 2000, chapter
-9).
+The gain per doubling is (T2/T1)**(1/log2(B2/B1)) - 1, because neighboring loads need not be a factor of two apart. If a
+sweep has interim analyses, its intervals hold at all of them together: they are repeated confidence intervals (Jennison
+and Turnbull 2000, chapter 9).
 
-By the saturation law the time of a step, load over throughput, is a straight line from one measured load to the next.
-So the smallest load and the largest predict where the plateau begins. Then that load is measured, and the one before,
-which must still gain; past the beginning, one load between two from which throughput grows by the tolerance or more.
-Each measurement moves the prediction. A plateau never rests on a predicted load.
+In the saturation model, the time of a step (load over throughput) is linear in the load. So an adaptive sweep predicts
+the plateau from the smallest and the largest load, measures there and at the load before, and predicts it again. Past
+the beginning, it measures between two loads if throughput grows by the tolerance. A plateau never rests on a predicted
+load.
 """
 
 import math
@@ -26,16 +25,16 @@ from pytest_slmserve.analysis.points import Figure, Point, busy_rate, e2e_s, out
 from pytest_slmserve.analysis.verdict import State, below
 from pytest_slmserve.schema.errors import TooFewPoints
 
-# A GPU that rests between kernels runs them at higher clocks: within a model and load, the logarithm of the tokens of a
-# busy second fell by 0.094 (+- 0.025) for each unit of that of the busy share, if the power limit was reached.
+# A GPU that idles between kernels runs them at higher clocks: within a model and load, ln(tokens per busy second) fell
+# by 0.094 (± 0.025) per unit of ln(busy share) if the power limit was reached.
 CLOCKS = 0.1
-LOOKS = (2, 3, 4, 6, 8, 12, 16)  # repeats of a load after which its claims are judged, at most
+LOOKS = (2, 3, 4, 6, 8, 12, 16)  # repeats of a load at the interim analyses
 TailOf = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain(Interval):
-    """Relative change per doubling from one concurrency to the next, with its 95 % interval if the noise is known."""
+    """Relative change per doubling between two concurrencies, with its 95% interval if the noise is known."""
 
     start: int
     end: int
@@ -43,8 +42,12 @@ class Gain(Interval):
 
 @dataclass(frozen=True, slots=True)
 class ChosenLoad:
-    """value: the load that a rule finds, None if there is none. low, high: the same by the ends of the 95 % intervals.
-    known: whether there are such ends, that is, whether any point was repeated."""
+    """Load that a rule finds, or None.
+
+    Attributes:
+        low: the load by ends of the 95% intervals, as is `high`.
+        known: whether a point was repeated, so that there are intervals.
+    """
 
     value: int | None = None
     low: int | None = None
@@ -53,19 +56,22 @@ class ChosenLoad:
 
 
 def valid_points(points: Iterable[Point]) -> list[Point]:
-    """Return the points on which a claim may rest, in ascending order of the concurrency."""
+    """Return the valid points by ascending concurrency."""
     return sorted((p for p in points if p.valid), key=lambda p: p.concurrency)
 
 
 def looks_from(first: int) -> tuple[int, ...]:
-    """Return the numbers of repeats after which claims are judged, of a sweep that begins with `first` of each load."""
+    """Return the numbers of repeats at the interim analyses of a sweep that begins with `first` repeats."""
     return (first, *(n for n in LOOKS if n > first))
 
 
 def tail_at(repeats: int, looks: Sequence[int] = (), over: bool = False) -> float:
-    """Return the probability outside each end of an interval after so many repeats, so that the intervals at all looks
-    hold together with 95 %. looks: those that may be taken; with a single one nothing is stopped by what was seen.
-    over: nothing more will be measured, as where a budget is spent, so this look has all that earlier ones left."""
+    """Return the probability outside each end of an interval, such that all interim analyses together hold at 95%.
+
+    Args:
+        looks: numbers of repeats at the interim analyses. A single one needs no correction.
+        over: whether this is the last analysis, which uses the remaining error probability.
+    """
     taken = looks[: max(sum(n <= repeats for n in looks), 1)]
     if len(looks) < 2 or (over and len(taken) == 1):
         return TAIL
@@ -73,18 +79,21 @@ def tail_at(repeats: int, looks: Sequence[int] = (), over: bool = False) -> floa
 
 
 def clocks_apart(one: Point, other: Point) -> float:
-    """Return how much lower, in logarithms, the tokens of a busy second of the other point may be because its GPU rests
-    less, and one that rests runs kernels at higher clocks. It is negative if the other rests more."""
+    """Return how much lower ln(tokens per busy second) of the other point may be because its GPU idles less."""
     return CLOCKS * math.log((other.engine_active or 1.0) / (one.engine_active or 1.0))
 
 
 def gains(
     points: Sequence[Point], repeats: Figure = output_rate, tail_of: TailOf = tail_at, several: int = 1
 ) -> tuple[Gain, ...]:
-    """Return the relative change per doubling between neighbouring valid points that have a repeated figure, such as
-    throughput. The interval of that of a busy second allows for the clocks of a GPU that rests. tail_of: the
-    probability outside each end of an interval, by the number of repeats. several: of how many gains the extreme one is
-    chosen, so that its interval has to hold for all (Bonferroni)."""
+    """Return the relative change per doubling between neighboring valid points.
+
+    The interval for tokens per busy second includes the effect of an idle GPU's clocks.
+
+    Args:
+        tail_of: probability outside each end of an interval, by number of repeats.
+        several: number of gains from which the extreme one is chosen (Bonferroni).
+    """
     valid = [p for p in valid_points(points) if repeats(p)]
     seen, found = point_differences(valid, repeats), []
     for i, (a, b) in enumerate(pairwise(valid)):
@@ -101,9 +110,10 @@ def gains(
 def plateau(
     points: Sequence[Point], tolerance: float = 0.10, tail_of: TailOf = tail_at, repeats: Figure = output_rate
 ) -> ChosenLoad:
-    """Return the plateau: the smallest concurrency after which every doubling gains less than `tolerance` (a share) of
-    throughput, or of another repeated figure. low: by the lower ends of the gains' intervals; high: by the upper ones,
-    None if it is perhaps not reached."""
+    """Return the smallest concurrency after which every doubling gains less than `tolerance` (a share).
+
+    Its `low` and `high` use the lower and the upper ends of the gains' intervals.
+    """
     steps = gains(points, repeats, tail_of)
 
     def start(end: str) -> int | None:
@@ -118,17 +128,15 @@ def plateau(
     return ChosenLoad(start("value"), start("low"), start("high"), any(step.low is not None for step in steps))
 
 
-# A curve bends by no more than this times its largest bend at a load, if loads are doublings and steps follow the law.
+# The largest bend of a curve over its largest bend at a measured load, if loads double and the saturation model holds.
 BEND = 2.0
 
 
 def crossing(ratios: Mapping[int, Interval]) -> Interval:
-    """Return the load at which ratios that fall with the load go through 1, with its 95 % interval; 0 is below all of
-    these loads, infinity above all of them.
+    """Return the load at which ratios that fall with the load cross 1, with its 95% interval.
 
-    Ratios are made to fall by least squares (isotonic regression, as the least of largest means). Between two loads the
-    logarithm of a ratio is a straight line over that of the load. What a bent curve may be off from there is added to
-    the interval, whose ends stay between the same loads.
+    0 means below all loads, infinity above all. Isotonic regression makes the ratios fall. Between two loads, ln(ratio)
+    is linear in ln(load). The possible error from the curve's bend widens the interval, up to these two loads.
     """
     loads = sorted(ratios)
     x, seen = [math.log(load) for load in loads], [ratios[load] for load in loads]
@@ -157,10 +165,9 @@ def crossing(ratios: Mapping[int, Interval]) -> Interval:
 def advantages(
     points: Sequence[Point], point: Point, tail_of: TailOf = tail_at, several: int = 1
 ) -> list[tuple[Point, Interval]]:
-    """Return the advantage over `point` of every valid point at another load, in both throughput and mean E2E at once.
+    """Return the advantage over `point` of every valid point at another load.
 
-    The advantage of one over the other is the smaller of its two relative gains (more tokens/s, shorter E2E). So it is
-    negative if the other point is worse in one of them. Its interval likewise: the smaller of both ends.
+    An advantage is the smaller of the gains in tokens/s and in mean E2E, so it is negative if one of them is worse.
     """
     valid = valid_points(points)
     speed, wait, at = point_differences(valid), point_differences(valid, e2e_s), valid.index(point)
@@ -177,17 +184,19 @@ def advantages(
     return found
 
 
-DESCRIBES = 0.15  # a law that is off by more at any point says nothing about that curve's steps
-FEWEST_BATCHES = 3  # two parameters, and one batch to tell whether they fit
+DESCRIBES = 0.15  # largest relative error at a point of a model that describes the curve
+FEWEST_BATCHES = 3  # two parameters, and one batch to check the fit
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """t_inf in output tokens/s, b_half in sequences, fixed_s: the part of a step that no batch changes, in seconds.
+    """Fitted saturation model.
 
-    Intervals are over repeats or launches, each repeat fitted by itself, and cut at 0; a single one has none. An
-    estimate of b_half below 0, which cannot be, says that the points do not identify it. error_mean, error_max:
-    relative error of the fitted step time over the points. n: repeats fitted.
+    Attributes:
+        t_inf: output tokens/s of an infinite batch.
+        b_half: batch with half of it. A negative estimate means that the points do not identify it.
+        fixed_s: part of a step that does not depend on the batch.
+        n: number of fitted repeats. Intervals are over fits of single repeats or launches, cut at 0.
     """
 
     t_inf: Interval
@@ -199,24 +208,29 @@ class Fit:
 
     @property
     def identified(self) -> bool:
-        """Whether its half-saturation batch is possible."""
+        """True if the half-saturation batch is not negative."""
         return self.b_half.value >= 0
 
     @property
     def describes(self) -> bool:
-        """Whether the law is near enough to every point to speak of its parts."""
+        """True if the model is close to every point."""
         return self.error_max <= DESCRIBES
 
     def tokens_per_s(self, batch: float) -> float:
-        """Output tokens/s that the law predicts for a batch."""
+        """Return the output tokens/s that the model predicts."""
         return self.t_inf.value * batch / (batch + self.b_half.value)
 
 
 def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
-    """Return the law through the means of the valid points, with intervals from the repeats. The i-th repeats of every
-    point make the i-th fit; see `launch_means` for fits of one launch. Raises TooFewPoints.
+    """Return the saturation model of the means of the valid points, with intervals from their repeats.
 
-    b_half: if it is known, for instance from shapes; then only T_inf is fitted, and b_half has no interval.
+    The i-th fit uses the i-th repeat of every point.
+
+    Args:
+        b_half: known value, for example from the model configuration; then only T_inf is fitted.
+
+    Raises:
+        TooFewPoints: if there are too few batches, or if throughput does not saturate.
     """
     valid = with_batches(points)
     means = [(fmean(p.batch_repeats), fmean(p.repeats)) for p in valid]
@@ -241,16 +255,18 @@ def fit(points: Iterable[Point], b_half: float | None = None) -> Fit:
 
 
 def with_batches(points: Iterable[Point]) -> list[Point]:
-    """Return the valid points of which every repeat told its batch, ascending: what a law is fitted to."""
+    """Return the valid points, ascending, whose repeats all have a mean batch."""
     return [p for p in valid_points(points) if len(p.batch_repeats) == len(p.repeats)]
 
 
 def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) -> tuple[float, float]:
-    """Return (T_inf, b_half) from pairs of batch and output tokens/s. Raises TooFewPoints.
+    """Return (T_inf, b_half) from pairs of batch and output tokens/s.
 
-    Least squares on the relative error of the step time B/T: 1 = T/T_inf + (T/B)(b_half/T_inf), which is linear in
-    1/T_inf and b_half/T_inf and needs no starting values, but three batches. If `b_half` is known, only T_inf is
-    fitted: 1 = (B + b_half)(T/B)/T_inf.
+    Least squares of the relative error of the step time: 1 = T/T_inf + (T/B)(b_half/T_inf). It is linear in 1/T_inf and
+    b_half/T_inf and needs three batches. With a known `b_half`, it is 1 = (B + b_half)(T/B)/T_inf.
+
+    Raises:
+        TooFewPoints: if there are too few batches, or if throughput does not saturate.
     """
     rows = list(points)
     if b_half is not None:
@@ -272,16 +288,20 @@ def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) 
     return determinant / per_sequence, fixed / per_sequence
 
 
-SHARE = 1 / 3  # of what the whole grid would take: no repeat is made beyond it
-WIDE = 4.0  # between neighbours: a wider gap is filled before a budget goes to repeats
-SECOND_CHANCES = 1  # a load of which more measurements than these were left out is not repeated
+SHARE = 1 / 3  # of the time of the whole grid, which repeats do not exceed
+WIDE = 4.0  # factor between neighboring loads, above which a budget fills the gap before it pays for repeats
+SECOND_CHANCES = 1  # a load with more excluded measurements is not repeated
 
-Seconds = Callable[[int, float], float]  # what a measurement takes, by its load and its tokens/s
+Seconds = Callable[[int, float], float]  # time of a measurement, from its load and its tokens/s
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The next measurement. repeats: of this load in all, those that are known among them. why: in a few words."""
+    """Next measurement.
+
+    Attributes:
+        repeats: total number of repeats of this load.
+    """
 
     concurrency: int
     repeats: int
@@ -290,8 +310,10 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A prediction by the law for a load that was not measured. The interval is as wide as the law's largest error at a
-    measured load, when it is predicted from its neighbours only."""
+    """Predicted throughput of a load that was not measured.
+
+    The interval has the width of the largest error at a measured load that is predicted from its neighbors.
+    """
 
     concurrency: int
     tokens_per_s: Interval
@@ -299,8 +321,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The planned loads of a sweep. tolerance: per doubling, for the plateau. repeats: the most of a load. looks: those
-    that intervals are made for. left_s: seconds for all that is still to be measured; infinity without a budget."""
+    """Planned loads of a sweep, and the limits of its measurements.
+
+    Attributes:
+        tolerance: of the plateau, per doubling.
+        repeats: largest number per load.
+        looks: numbers of repeats at the interim analyses.
+        left_s: seconds that are left of the budget.
+    """
 
     loads: Sequence[int]
     tolerance: float
@@ -310,9 +338,13 @@ class Grid:
     left_s: float = math.inf
 
     def paid(self, rates: Mapping[int, float]) -> list[int]:
-        """The loads that the budget pays for, ascending, if tokens/s are known at these, beside a repeat of the
-        smallest by which the noise is known. Of those above the largest known all have to be paid for together, even if
-        throughput grows no more: with more known, more may be."""
+        """Return the loads that the budget pays for, ascending, next to a repeat of the smallest load.
+
+        The loads above the largest known one must be paid for together, because throughput may still grow.
+
+        Args:
+            rates: tokens/s at the known loads.
+        """
         if not rates:
             return [*self.loads]
         first, top = min(rates), max(rates)
@@ -323,14 +355,12 @@ class Grid:
 
 
 def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
-    """Return the next measurement to make, or None if nothing more is worth its time. points: results on this curve so
-    far; loads outside the grid do not count.
+    """Return the next measurement, or None if no further one is worth its time.
 
-    Loads come first, once each; then repeats, while the noise leaves the gain of the last doubling on both sides of the
-    tolerance: of the loads around and past the plateau the smallest, then of the others. Repeats end when all
-    measurements would take more than SHARE of the time of the whole grid. The first repeat is made in any case: without
-    one the noise is unknown, and no verdict is possible. Of a budget, the seconds of that repeat are kept; and before
-    repeats it goes to loads in the widest gaps, until what rests on a load is known within a factor of WIDE.
+    Each load that matters is measured once. Then loads around and past the plateau, and after them the others, are
+    repeated until the gain of the last doubling is conclusive, or until SHARE of the time of the whole grid is spent.
+    The first repeat is always made, because without it the noise is unknown. With a budget, gaps wider than WIDE come
+    first.
     """
     known = [p for p in points if p.concurrency in grid.loads]
     valid = valid_points(known)
@@ -366,14 +396,17 @@ def next_measurement(grid: Grid, points: Iterable[Point]) -> Wanted | None:
 
 
 def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) -> Wanted | None:
-    """Return the next load that the plateau depends on; None if all are known. Loads that were tried, and have no valid
-    repeat, are passed over. A single load next to the plateau's beginning is left out: it moves that by no more."""
+    """Return the next load on which the plateau depends, or None.
+
+    Loads without a valid repeat are skipped. So is a single load next to the beginning of the plateau, because it
+    hardly moves it.
+    """
     known = [p for p in points if p.concurrency in grid]
     rates, invalid = _rates(known), {p.concurrency for p in known if not p.valid}
     loads = sorted(set(grid) - invalid)
     if not loads:
         return None
-    # A load that is not known stands before all that depend on it.
+    # An unknown load stands before the loads that depend on it.
     deciding = [
         (loads[0], "the smallest load: what a step takes, whatever the batch"),
         (loads[-1], "the largest load: no prediction tells whether there is more to come"),
@@ -405,8 +438,7 @@ def _rates(points: Iterable[Point]) -> dict[int, float]:
 
 
 def predicted(rates: Mapping[int, float], load: int) -> float:
-    """Return tokens/s at a load between two that are known: a step's time is a straight line between theirs. Known
-    loads are as they are."""
+    """Return tokens/s at a known load, or between two, where the time of a step is linear."""
     if load in rates:
         return rates[load]
     known = sorted(rates)
@@ -417,8 +449,7 @@ def predicted(rates: Mapping[int, float], load: int) -> float:
 
 
 def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
-    """Return the largest relative error of the law at a measured load that is predicted from its two neighbours, and
-    that load. None for fewer than three loads."""
+    """Return the largest relative error at a load predicted from its neighbors, and the load; None if there is none."""
     rates = _rates(points)
     loads = sorted(rates)
     misses = [
@@ -429,7 +460,7 @@ def law_error(points: Iterable[Point]) -> tuple[float, int] | None:
 
 
 def predictions(points: Iterable[Point], loads: Iterable[int]) -> tuple[Prediction, ...]:
-    """Return predictions by the law for loads between those measured; none if it does not describe this curve."""
+    """Return predictions for loads between the measured ones; empty if the model does not describe this curve."""
     known = tuple(points)
     missed = law_error(known)
     if missed is None or missed[0] > DESCRIBES:
