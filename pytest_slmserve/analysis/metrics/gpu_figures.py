@@ -68,7 +68,7 @@ class SensorFigures:
         sm_clock_hz: median.
         probe_s: time of the host-speed probe's piece of work.
         power_capped: share of the time in which the power limit lowered the clock.
-        power_imbalance: highest minus lowest power of the GPUs, divided by their mean.
+        power_imbalance: range of the GPUs' power, divided by their mean.
     """
 
     gpu_util: float | None = None
@@ -124,12 +124,12 @@ class SensorWindow:
         return [value for row in self.rows if (value := self.value(number, row)) is not None]
 
     def readings(self, number: int) -> tuple[list[float], list[float]]:
-        """Return the times and the values of a sensor's known readings in the window."""
+        """Return times and values of the known readings in the window."""
         known = [row for row in self.rows if self.value(number, row) is not None]
         return [self.telemetry.time_s[row] for row in known], self.values(number)
 
     def mean(self, number: int) -> float | None:
-        """Return the mean of a sensor's readings, weighted by their spans."""
+        """Return the mean weighted by the span of each reading."""
         spans, usual = self.telemetry.span_s, self.telemetry.interval_s
         known = [(value, spans[row] or 0.0) for row in self.rows if (value := self.value(number, row)) is not None]
         weighted = [(value, span if span > 0 else usual) for value, span in known]
@@ -137,13 +137,13 @@ class SensorWindow:
         return sum(value * weight for value, weight in weighted) / seconds if seconds > 0 else None
 
     def share_grown(self, counter: int) -> float | None:
-        """Return the growth of a counter of seconds, divided by the time between its first and last reading."""
+        """Return the growth of a counter of seconds, divided by its time."""
         times, values = self.readings(counter)
         seconds = times[-1] - times[0] if times else 0.0
         return (values[-1] - values[0]) / seconds if seconds > 0 else None
 
     def with_before(self, number: int) -> list[float]:
-        """Return the known values in the window, preceded by the last known value before it."""
+        """Return the values in the window, preceded by the last one before it."""
         earlier = (self.value(number, row) for row in range(self.rows[0] - 1, -1, -1))
         return [*[v for v in earlier if v is not None][:1], *self.values(number)]
 
@@ -152,7 +152,7 @@ class SensorWindow:
 def watched(run: Run) -> SensorWindow | None:
     """Return the readings in a run's window, or None if there are none.
 
-    A reading is in the window if more than half of its span is, or without a span its time.
+    More than half of a reading's span is in the window, or without a span its time.
     """
     if run.telemetry is None:
         return None
@@ -211,7 +211,7 @@ def device_figures(run: Run) -> DeviceFigures:
 
 @once
 def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
-    """Return a copy of the run for each of its GPUs; none for an engine on one GPU.
+    """Return a copy of the run for each GPU of several; none for a single GPU.
 
     The first copy also has the columns of the host and the notes.
     """
@@ -226,7 +226,7 @@ def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
 
 @once
 def decode_window(run: Run) -> SensorWindow | None:
-    """Return the readings during which no prompt was processed, or None without telemetry or steps.
+    """Return the readings during which no prompt was processed.
 
     If requests start one by one there are none, because a reading takes longer than the time between two prompts.
     """
@@ -249,7 +249,7 @@ def decode_window(run: Run) -> SensorWindow | None:
 
 
 def _counter_ends(joules: Sequence[float]) -> int:
-    """Return how many readings of the energy counter to average at each end; 0 if it is unusable."""
+    """Return how many readings to average at each end; 0 if the counter is unusable."""
     # A counter that falls was restarted or wrapped, and that of a powered GPU never stands still.
     if len(joules) < 2 or any(after < before for before, after in pairwise(joules)) or joules[0] == joules[-1]:
         return 0
@@ -274,7 +274,7 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
 
     Args:
         runs: of all engines on the same GPUs; the first one has the sensors.
-        is_whole: whether to use mean power, because the window is a whole workload whose parts differ in throughput.
+        is_whole: use mean power, because parts of the window differ in throughput.
     """
     if not tokens_per_s:
         return None
@@ -310,7 +310,7 @@ def _integrated_w(
 
 
 def _coverage(watch: SensorWindow) -> float | None:
-    """Return the share of the window that known spans cover, or None if no reading has a span."""
+    """Return the share of the window that known spans cover."""
     telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
     if all(span is None for span in telemetry.span_s):
         return None
@@ -330,7 +330,7 @@ def _coverage(watch: SensorWindow) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Memory of the weights and of the KV cache of one engine, over all of its GPUs."""
+    """Memory of one engine, over all of its GPUs."""
 
     model: str
     weight_bytes: int
@@ -342,7 +342,7 @@ class GpuMemory:
     """Memory of the GPUs of one or more engines.
 
     Attributes:
-        used_bytes: maximum in use by all processes; None if it is unknown or less than weights and KV caches.
+        used_bytes: maximum in use by all processes, if known.
     """
 
     engines: tuple[EngineMemory, ...]
@@ -367,7 +367,7 @@ class GpuMemory:
 def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
     """Return the memory of the run that used most of it, or None if no run has known sizes.
 
-    Runs on MIG instances are skipped, because each instance has its own memory.
+    MIG instances are skipped, because each has its own memory.
     """
     found = []
     for group in groups:
@@ -385,7 +385,7 @@ def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
 
 
 def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
-    """Return the most GPU memory that all processes used, in bytes."""
+    """Return the maximum GPU memory in use by all processes, in bytes."""
     seen = (device_figures(m.run).memory_used_bytes for m in measurements)
     return max((used for used in seen if used is not None), default=None)
 
@@ -394,9 +394,9 @@ FASTEST = 0.05  # percentile of all pieces, because the fastest one may be an ou
 
 
 def host_speeds(measurements: Iterable[Measurement]) -> dict[str, float]:
-    """Return the relative speed of the host in each window with a host-speed probe, by measurement ID.
+    """Return the relative speed of the host in each window, by measurement ID.
 
-    It is 1 if the probe's CPU time equals that of the fastest pieces on the same host with the same Python.
+    It is 1 if the host-speed probe needed the CPU time of the fastest pieces on the same host with the same Python.
     """
     pieces: dict[tuple[str | None, tuple[str, ...]], list[float]] = {}
     windows = []
@@ -424,7 +424,7 @@ class Peaks:
         words: parts of its NVML name.
         flops_per_s: dense fp16/bf16 tensor rate with fp32 accumulation, never the sparse rate.
         fp8_flops_per_s: None if the GPU has no fp8.
-        gigabytes: memory; None if only rates were given.
+        gigabytes: memory, if known.
     """
 
     family: str
@@ -447,16 +447,15 @@ OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one request on a GPU, in tokens and bytes. A pooling request generates no tokens.
+    """Work of one request on a GPU, in tokens and bytes.
 
     Attributes:
         parameters: weights that each token is multiplied with: of experts only its own, and no embeddings that are only
             looked up.
-        lm_head: the part of them that only sampled tokens use, because engines skip the logits of a prompt's other
-            tokens.
+        lm_head: the part of them that only sampled tokens use, because engines skip the other logits of a prompt.
         weight_bytes: these weights with all experts.
-        kv_bytes_per_token: bytes read for each token of the mean context.
-        heads_width: query heads x head size x layers; a sliding window counts by the share of the context that it sees.
+        kv_bytes_per_token: read for each token of the mean context.
+        heads_width: query heads x head size x layers; a sliding window counts by its share of the context.
         idle_share: share of the weights in experts that one token does not use.
         routed_share: share of the experts that one token uses.
     """
@@ -508,20 +507,20 @@ class Work:
         return self.token_flops / each if each else math.inf
 
     def weights_read(self, tokens: float) -> float:
-        """Return the bytes of weights that a step of `tokens` tokens reads if they choose experts at random."""
+        """Return the bytes of weights that a step reads if its tokens choose experts at random."""
         untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
         return self.weight_bytes * (1 - self.idle_share * untouched)
 
 
 def peaks_of(gpu_name: str | None) -> Peaks | None:
-    """Return the data sheet for an NVML name such as "NVIDIA A100-SXM4-40GB", or None if it is not listed."""
+    """Return the data sheet for an NVML name such as "NVIDIA A100-SXM4-40GB", if listed."""
     words = set(re.split(r"[\s\-_]+", (gpu_name or "").upper()))
     others = words & OTHER_WORDS
     return next((gpu for gpu in GPUS if others <= set(gpu.words) <= words), None)
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Return the peak rates of all GPUs of an engine, as given by the user or listed, or None."""
+    """Return the peak rates of all GPUs of an engine, by the user or the data sheet."""
     peaks = peaks_of(environment.gpu_name)
     if given := environment.gpu_peaks:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
@@ -529,11 +528,7 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
 
 
 def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
-    """Return the peak rates of all GPUs of an engine, in fp8 if both engine and GPU support it.
-
-    Args:
-        peaks: of one GPU.
-    """
+    """Return the `peaks` of one GPU times the GPUs of an engine, in fp8 if both support it."""
     gpus, method = spec.tensor_parallel_size, quantization_of(spec) or ""
     own = spec.model_facts and spec.model_facts.quantization
     in_fp8 = own and own.fp8_inputs if method == "compressed-tensors" else method.startswith("fp8")
@@ -544,8 +539,7 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
     """Return the work of a workload's mean request, or None if it cannot be computed.
 
-    Prefix caching is excluded, and so is speculative decoding, whose steps make several tokens from one read of the
-    weights.
+    Prefix caching is excluded, and speculative decoding, whose steps make several tokens from one read of the weights.
     """
     model, each = spec.model_facts, value_bytes(spec, resolved)
     cached = spec.allow_prefix_cache and spec.caches_prefixes
@@ -579,7 +573,6 @@ def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: boo
     request costs its prefill, and for each token after the first a decode step, limited by memory or arithmetic.
 
     Args:
-        batch: running sequences; at least 1.
         overlap: prefill may hide behind the memory traffic of decoding. Only this bound holds for every engine.
     """
     batch = max(batch, 1.0)
@@ -622,9 +615,8 @@ class StepTime:
     """Composition of the mean engine step of a measurement.
 
     Attributes:
-        parts: shares of the step, which add up to 1. weights, kv: moving these at the data sheet's rate. flops:
-            arithmetic beyond both. kernels: other time with a kernel. idle: time without one. unsplit: kernels and
-            idle, if no counter separates them. Empty if they are unknown or contradictory.
+        parts: shares of the step, if known. weights, kv: moving these at the data sheet's rate. flops: arithmetic
+            beyond both. kernels: other time with a kernel. idle: time without one. unsplit: kernels and idle.
         unexplained: share beyond the larger of memory traffic and arithmetic.
         bound: limiting resource, by counters or else by the model configuration.
     """
@@ -635,7 +627,6 @@ class StepTime:
 
 
 def step_time(measurement: Measurement) -> StepTime:
-    """Return the composition of the mean step in a measurement's window."""
     run, trace, step_s = measurement.run, window.window_trace(measurement.run), window.step_s(measurement.run)
     idle, bound = idle_share(device_figures(run).engine_active), bound_by_counters(run)
     steps = trace.steps[1:]
@@ -666,14 +657,14 @@ def step_time(measurement: Measurement) -> StepTime:
 
 
 def step_parts(measurements: Sequence[Measurement]) -> dict[str, float]:
-    """Return the means of the step's parts over repeats; nothing if the repeats have different parts."""
+    """Return the mean parts over repeats; nothing if the repeats have different parts."""
     each = [step_time(m).parts for m in measurements]
     alike = len({tuple(parts) for parts in each}) == 1
     return {name: fmean(parts[name] for parts in each) for name in each[0]} if alike else {}
 
 
 def idle_share(engine_active: float | None) -> float | None:
-    """Return the share of the window in which no kernel ran."""
+    """Return the share of time without a kernel."""
     return None if engine_active is None else max(0.0, 1 - engine_active)
 
 
@@ -681,7 +672,7 @@ def bound_by_counters(run: Run) -> Bound | None:
     """Return the limiting resource by the DRAM and tensor counters, or None without both.
 
     It is "host" if the GPU is idle for at least IDLE of the time, and for longer than its memory is busy. Otherwise it
-    is the resource nearer to its achievable peak, or "mixed" below half of that peak: kernels wait for latencies.
+    is the resource nearer to its achievable peak, or "mixed" if both are below half of it.
     """
     figures = device_figures(run)
     dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures.engine_active)

@@ -122,7 +122,7 @@ def health(
 
 
 def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -> Iterator[str]:
-    """Yield a finding for too many missing readings, and for a change of the SM clock."""
+    """Yield a finding for missing readings, and for a change of the SM clock."""
     telemetry, (opens, closes), share = watch.telemetry, watch.window_s, figures.coverage
     # One interval may always be missing: the one that the end of the run cuts off.
     missing_s, allowed_s = (1 - (share or 0.0)) * (closes - opens), (1 - COVERAGE) * (closes - opens)
@@ -157,7 +157,6 @@ def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -
 
 
 def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind, str]]:
-    """Yield a finding for each slowdown, foreign process, error and change of the power limit."""
     bits = [int(value) for value in watch.values(of.CLOCK_REASONS)]
     for bit, counter, name in SLOWDOWNS:
         told = sum(bool(each & bit) for each in bits)
@@ -224,7 +223,6 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tup
 
 
 def _busy_host(watch: SensorWindow, figures: DeviceFigures, cores: int | None) -> Iterator[str]:
-    """Yield a finding for each sign that this run's processes waited for CPU cores."""
     own, used, stolen = figures.own_cores, figures.host_cores, figures.stolen_cores
     if stolen is not None and (base := own or used) and stolen > STOLEN * base:
         what = f"the hypervisor took {stolen:.2f} cores where {base:.2f} were used"
@@ -260,11 +258,7 @@ BY_COUNTERS = "server metrics"
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
-    """Return the reasons why a measurement is invalid.
-
-    Args:
-        failed_share: share of the requests that may fail.
-    """
+    """Return why a measurement is invalid; `failed_share` of its requests may fail."""
     return check(measurement, failed_share=failed_share).problems
 
 
@@ -278,9 +272,6 @@ def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResul
     """Return the findings on one measurement, or on engines that were measured at the same time.
 
     The throughput of engines of one model is checked as a sum, because one engine may lose what another one gains.
-
-    Args:
-        failed_share: share of the requests that may fail.
     """
     if len(group) == 1:
         return _check_one(group[0], failed_share)
@@ -362,7 +353,7 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem for each sign that the numbers belong to another load."""
+    """Yield a problem for each sign of wrong numbers."""
     run, load, environment = measurement.run, measurement.load, measurement.environment
     rate, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     fraction = gpu_figures.roofline_fraction(measurement, rate, batch, overlap=True)
@@ -447,10 +438,7 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
 
 
 def tokens_asked_for(measurement: Measurement) -> int | None:
-    """Return the output tokens that each request must have, or None if requests may have fewer or are not checked.
-
-    Only structured output and endpoints with `ignore_eos` that count tokens are checked.
-    """
+    """Return the output tokens that each request must have, or None if it may have fewer."""
     spec, stream = measurement.spec, measurement.run.stream
     if measurement.workload.spec.response_format and spec.interface != "endpoint":
         return measurement.workload.spec.output_tokens
@@ -545,11 +533,7 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """A prefix cache's share of the prompt tokens.
-
-    Attributes:
-        told_by: source of the count.
-    """
+    """A prefix cache's share of the prompt tokens, and the source of that count."""
 
     share: float
     told_by: str
@@ -560,10 +544,10 @@ def prompt_tokens(run: Run, rows: Iterable[int]) -> int:
 
 
 def cache_hit_share(run: Run) -> Cached | None:
-    """Return the share of the prompt tokens that a prefix cache served, or None if it is unknown.
+    """Return the share of the prompt tokens that a prefix cache served, if known.
 
-    It is counted over the requests that ended in the window, or else by the server's counters, which include the whole
-    load and other users.
+    It is counted over the requests that ended in the window, or else by the server's counters, which include other
+    users.
     """
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
     if any(count is not None for count in found) and ended:  # some servers omit a count of 0

@@ -3,10 +3,10 @@
 Rates come from the step trace, because requests of one length end at the same time. The window is cut to the ends of
 its first and last step, so that it has no edge error.
 
-With an open loop, latencies are those of the requests *sent* in the window. Under overload, slow requests end after the
-window or never, so counting the requests that end in it would show a fast service. A request that never ended is slower
-than all others, and a percentile among such requests is None. With a closed loop, latencies are those of the requests
-that *ended* in the window, because its load depends on its latencies.
+With an open loop, latencies are those of the requests *sent* in the window, because under overload slow requests end
+after it or never. A request that never ended is slower than all others, and a percentile among such requests is None.
+With a closed loop, they are those of the requests that *ended* in the window, because its load depends on its
+latencies.
 
 TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out - 1), as `vllm bench serve` has them
 (vllm/benchmarks/serve.py, release 0.32), normalized = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
@@ -40,7 +40,6 @@ class WindowTrace:
     Attributes:
         inside: as a slice of the trace.
         steps: as indices of the trace.
-        seconds: from the first to the last end.
     """
 
     inside: slice
@@ -90,10 +89,10 @@ def window_trace(run: Run) -> WindowTrace:
 
 @once_for_all
 def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> float | None:
-    """Return the output tokens/s in the window, or None with fewer than two steps.
+    """Return the output tokens/s in the window, or between two of its steps.
 
     Args:
-        first: index in the window of the first step to use; `end` is behind the last one.
+        first: index in the window; `end` is exclusive.
     """
     trace = window_trace(run)
     ends, tokens = trace.ends_s[first:end], trace.tokens[first:end]
@@ -103,10 +102,7 @@ def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> flo
 
 @once_for_all
 def relative_variance(run: Run) -> float | None:
-    """Return the relative variance of the window's throughput, from the means of equal parts (docs/statistics.md).
-
-    None if a part has no tokens, or the window too few steps.
-    """
+    """Return the relative variance of the window's throughput, from equal parts (docs/statistics.md)."""
     trace = window_trace(run)
     if len(trace.steps) < 2 * BATCHES or not trace.seconds:
         return None
@@ -123,7 +119,7 @@ def relative_variance(run: Run) -> float | None:
 
 
 def prompt_tokens_per_s(run: Run) -> float | None:
-    """Return the prompt tokens/s of the requests whose first token came in the window."""
+    """Return the prompt tokens/s, by the first tokens in the window."""
     opens, closes = run.window_s
     rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
     prompts = sum(tokens for tokens, first in rows if first is not None and opens <= first <= closes)
@@ -131,13 +127,13 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 
 
 def step_s(run: Run) -> float | None:
-    """Return the mean time between successive engine steps, or None without a trace of steps."""
+    """Return the mean time between successive engine steps."""
     trace = window_trace(run)
     return trace.seconds / (len(trace.steps) - 1) if trace.seconds and len(run.steps) else None
 
 
 def steps_with_prompts(run: Run) -> float | None:
-    """Return the share of the window's steps that processed (part of) a prompt, or None without steps."""
+    """Return the share of the window's steps that processed (part of) a prompt."""
     if not len(run.steps):
         return None
     prompts = run.steps.prompt_tokens[window_trace(run).inside]
@@ -148,8 +144,8 @@ def steps_with_prompts(run: Run) -> float | None:
 def mean_batch(run: Run) -> float | None:
     """Return the mean number of sequences that got a token in a step, weighted by time.
 
-    Tokens accepted from drafts do not count. A prompt counts only in the step that yields its first token. If a server
-    reports no steps, it is the mean number of concurrent requests by its client, including waiting requests.
+    Tokens accepted from drafts do not count, and a prompt counts only in the step that yields its first token. Without
+    steps, it is the mean number of concurrent requests by the client, including waiting requests.
     """
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
@@ -178,10 +174,10 @@ def acceptance_length(run: Run) -> float | None:
 def requests_in_flight(
     run: Run, since: Literal["admitted_s", "sent_s", "first_token_s"] = "admitted_s"
 ) -> float | None:
-    """Return the mean number of concurrent requests in the window, or None if their times are unknown.
+    """Return the mean number of concurrent requests in the window.
 
     Args:
-        since: start of a request; with "first_token_s" the start of the step that made its first token.
+        since: start of a request; "first_token_s" is the start of the step of its first token.
     """
     trace, samples, begins = window_trace(run), run.samples, getattr(run.samples, since)
     if not trace.seconds or all(at is None for at in begins):
@@ -197,7 +193,7 @@ def requests_in_flight(
 
 
 def thinking_users(measurement: Measurement) -> float:
-    """Return an upper bound of the number of users in their think time, in the mean of the window.
+    """Return an upper bound of the mean number of users in their think time.
 
     It adds three standard deviations of the exponential think times.
     """
@@ -215,14 +211,14 @@ def thinking_users(measurement: Measurement) -> float:
 
 
 def step_before(run: Run, at: float) -> float:
-    """Return the duration of the step that made the tokens stamped `at`; 0 if it is not in the trace."""
+    """Return the duration of the step that made the tokens stamped `at`; 0 if unknown."""
     ends = run.steps.time_s
     number = bisect_left(ends, at)
     return ends[number] - ends[number - 1] if 0 < number < len(ends) else 0.0
 
 
 def most_in_flight(run: Run) -> int:
-    """Return the maximum number of concurrent requests in the window, without failed ones."""
+    """Return the maximum concurrency in the window, without failed requests."""
     (opens, closes), samples, changes = run.window_s, run.samples, list[tuple[float, int]]()
     for sent, last, finished in zip(samples.sent_s, samples.last_token_s, samples.finished, strict=True):
         ended = last if finished and last is not None else closes
@@ -234,9 +230,9 @@ def most_in_flight(run: Run) -> int:
 
 @once_for_all
 def littles_law(run: Run) -> float | None:
-    """Return the relative deviation of the concurrent requests that made tokens from the mean batch of the trace.
+    """Return the relative deviation of the concurrent requests that made tokens from the mean batch.
 
-    Both agree whatever the arrivals are, and however many steps a prompt takes. None without a trace of steps.
+    Both agree whatever the arrivals are, and however many steps a prompt takes.
     """
     if not len(run.steps):
         return None
@@ -245,12 +241,11 @@ def littles_law(run: Run) -> float | None:
 
 
 def kv_usage(run: Run) -> float | None:
-    """Return the largest share of the KV blocks in use in the window, or None without a trace of steps."""
+    """Return the largest share of the KV blocks in use in the window."""
     return max((v for v in run.steps.kv_usage[window_trace(run).inside] if v is not None), default=None)
 
 
 def preemptions(run: Run) -> int:
-    """Return the number of preemptions in the window; 0 without a trace of steps."""
     return sum(run.steps.preempted[window_trace(run).inside])
 
 
@@ -263,10 +258,9 @@ def finished_in_window(run: Run) -> Sequence[int]:
 
 
 def common_span(group: Sequence[Measurement]) -> list[Run]:
-    """Return the runs of a group, with windows cut to the span that all have in common.
+    """Return the runs of a group, with windows cut to their common span.
 
-    They stay uncut for simulated engines, which have no common clock, and for bursts, whose lockstep cycles must be
-    whole.
+    Simulated engines have no common clock, and the lockstep cycles of bursts must be whole, so these stay uncut.
     """
     runs = [m.run for m in group]
     began = [run.began_s for run in runs if run.began_s is not None]
@@ -280,7 +274,7 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
 def steps_of(measurement: Measurement) -> list[Measurement]:
     """Return a measurement for each step of a ramp of rates; none for other loads.
 
-    A step after an overload also serves its backlog. If the times of failures are unknown, each step has all failures.
+    A step after an overload also serves its backlog. Each step has all failures if their times are unknown.
     """
     load = measurement.load
     if not isinstance(load, OpenLoop):
@@ -306,7 +300,7 @@ SHARE_OF_TTFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDelay:
-    """Rates, and delays of sending in seconds, of the requests scheduled in the window.
+    """Rates and delays of the requests scheduled in the window.
 
     Attributes:
         achieved_per_s: of the requests sent in the window, whenever they were scheduled.
@@ -322,7 +316,7 @@ class ScheduleDelay:
 
 
 def delay_of(run: Run) -> ScheduleDelay | None:
-    """Return rates and delays of the requests scheduled in the window, or None without a schedule."""
+    """Return the delays of the requests scheduled in the window, or None without a schedule."""
     if run.stream is None or run.stream.scheduled_s is None:
         return None
     opens, closes = run.window_s
@@ -343,7 +337,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
 
 
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
-    """Return a sentence if requests were sent late or never, or None if the client kept up."""
+    """Return a sentence if requests were sent late or never."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
     bound = harmless_s(median_ttft_s)
@@ -362,11 +356,7 @@ def harmless_s(median_ttft_s: float | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Waiting times under a limit on concurrent requests, which are not part of latencies.
-
-    Attributes:
-        requests: number of requests that waited; the other figures are over all requests.
-    """
+    """Waiting times under a limit on concurrent requests, over all requests; `requests` is how many waited."""
 
     requests: int
     mean_s: float
@@ -375,7 +365,7 @@ class HeldBack:
 
 
 def held_back(run: Run) -> HeldBack | None:
-    """Return the waiting times of a run's requests, or None without a limit on concurrent requests."""
+    """Return the waiting times, or None without a limit on concurrent requests."""
     waited = run.stream.waited_s if run.stream else ()
     if not waited:
         return None
@@ -384,7 +374,7 @@ def held_back(run: Run) -> HeldBack | None:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of one latency in seconds; None among requests that did not get that far.
+    """Percentiles of one latency; None among requests that did not get that far.
 
     Attributes:
         known: number of requests with this latency; `mean` is None unless all have it.
@@ -400,11 +390,12 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Percentiles of all latencies over the same requests; TPOT without requests of one output token.
+    """Percentiles of all latencies over the same requests.
 
     Attributes:
         unfinished: number of failed or cut off requests.
-        itl_s: over all gaps between tokens in the window; None if no client saw them.
+        tpot_s: without requests of one output token.
+        itl_s: over all gaps between tokens in the window, if a client saw them.
     """
 
     requests: int
@@ -430,11 +421,7 @@ PARTS, SHARES = ("p50", "p90", "p95", "p99"), (0.50, 0.90, 0.95, 0.99)
 
 
 class RequestLatency(NamedTuple):  # made for each request: three times as fast as a frozen dataclass
-    """Latencies of one request in seconds, or None if it did not get that far.
-
-    Attributes:
-        single: it had one output token, and therefore no TPOT.
-    """
+    """Latencies of one request, or None if it did not get that far; `single` if it had one output token."""
 
     ttft_s: float | None
     tpot_s: float | None
@@ -462,7 +449,7 @@ def request_latency(samples: Samples, row: int) -> RequestLatency:
 def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
     """Return the latencies of all requests that finished in the windows of these runs, or were sent in them.
 
-    A failed request that was sent counts as never ended, if it is known when it was sent.
+    A failed request that was sent counts as never ended.
     """
     seen = []
     for run in runs:
@@ -505,8 +492,7 @@ class Judged:
 def judged_requests(measurement: Measurement) -> Judged:
     """Return the requests that were sent in the window of an open loop, or ended in that of another load.
 
-    Failures are those of the window, or of the whole run if the load has a number of requests or their times are
-    unknown.
+    Failures are those of the window, or all if the load has a number of requests or their times are unknown.
     """
     run, load, samples = measurement.run, measurement.load, measurement.run.samples
     rows, failed = _in_window(run, load.judged_by)
@@ -515,7 +501,7 @@ def judged_requests(measurement: Measurement) -> Judged:
 
 
 def _in_window(run: Run, judged_by: JudgedBy) -> tuple[Sequence[int], int | None]:
-    """Return the rows, and the number of failed requests (None if unknown), that were sent or ended in the window."""
+    """Return the rows that were sent or ended in the window, and how many requests failed in it."""
     (opens, closes), rows = run.window_s, finished_in_window(run)
     if judged_by == "sent":
         rows = [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
@@ -538,8 +524,7 @@ class GapHistogram:
     """Gaps between successive tokens of a request (ITL), or between chunks of several tokens.
 
     Attributes:
-        counts: gaps by bin. Bin i goes from least_s * growth^i to least_s * growth^(i + 1), and shorter gaps are below
-            bin 0.
+        counts: gaps by bin. Bin i starts at least_s * growth^i, and shorter gaps are below bin 0.
         sum_s: sum of all gaps.
     """
 
@@ -557,11 +542,11 @@ class GapHistogram:
         return self.sum_s / self.gaps if self.gaps else None
 
     def middle_s(self, index: int) -> float:
-        """Return the middle of a bin on the logarithmic scale; `least_s` for the bin below all others."""
+        """Return the middle of a bin on the logarithmic scale."""
         return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
 
     def percentile(self, share: float) -> float | None:
-        """Return the gap that this share (0 to 1) of all gaps does not exceed, or None without gaps.
+        """Return the gap that this share (0 to 1) of all gaps does not exceed.
 
         It is the middle of its bin, so its error is at most a factor of √growth: 0.5% for bins of 1%.
         """
@@ -574,7 +559,7 @@ class GapHistogram:
 
 
 def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
-    """Return the gaps in the windows of all runs, or None if a run has none or has other bins."""
+    """Return the gaps of all runs, or None if a run has none or has other bins."""
     found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
     known = [each for each in found if each]
     if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:
@@ -584,7 +569,7 @@ def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
-    """Return a histogram from its JSON form, whose indices may be strings.
+    """Return a histogram from its JSON form.
 
     For example {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}.
     """
@@ -606,7 +591,7 @@ class Slo:
         itl_s: always None, because gaps are not counted for each request.
 
     Raises:
-        BadUsage: without a limit, or for a limit that is not valid.
+        BadUsage: without a limit, or for an invalid one.
     """
 
     ttft_s: float | None = None
@@ -664,8 +649,7 @@ class Goodput:
     Attributes:
         good: finished requests that met every limit.
         dropped: failed or cut off requests.
-        attainment: share of good requests.
-        by_slo: the same for each single limit.
+        attainment: share of good requests; `by_slo` for each single limit.
     """
 
     slo: Slo
@@ -680,7 +664,7 @@ class Goodput:
 def request_seconds(slo: Slo, measurement: Measurement) -> Iterator[dict[str, float]]:
     """Yield the latencies of each request that counts for a load, by the limits of an SLO.
 
-    They are infinite for a request that did not finish. A request of one token has a TPOT of 0.
+    They are infinite if it did not finish. TPOT is 0 for one token.
     """
     judged, samples = judged_requests(measurement), measurement.run.samples
     for row in judged.rows:
@@ -714,5 +698,4 @@ def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
 
 
 def finished_output_tokens(run: Run) -> list[int]:
-    """Return the output tokens of each finished request."""
     return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]
