@@ -3,11 +3,10 @@
 The units of NVML are those of nvml.h. GPM has the ratios that DCGM calls PROF fields on Hopper and newer GPUs: DCGM
 takes them from GPM and divides them by 100 (NVIDIA/DCGM, dcgmlib/src/DcgmGpmManager.cpp).
 
-DCGM is read from a running host engine by its own Python bindings, which belong to one release of the library and are
-therefore found by their folder. Only functions that 3.x and 4.x share are used (NVIDIA/DCGM,
-testing/python3/dcgm_agent.py), and fields by number, because 4.6 renamed most of them. No engine is started, because
-two on one host disturb each other (NVIDIA/DCGM issue 108). Its values have no times and are those of the last
-collection, by default every 30 s, which is too rare for a short window.
+DCGM is read from a running host engine by its own Python bindings, which belong to one release and are found by their
+folder. Only functions that 3.x and 4.x share are used (NVIDIA/DCGM, testing/python3/dcgm_agent.py), and fields by
+number, because 4.6 renamed most of them. No engine is started, because two on one host disturb each other (NVIDIA/DCGM
+issue 108). Its values are those of the last collection, by default every 30 s, which is too rare for a short window.
 """
 
 import http.client
@@ -57,12 +56,12 @@ COUNTERS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A quantity that nvmlDeviceGetFieldValues returns for a field `id`, or that a `function` of NVML returns.
+    """A quantity that NVML returns for a field `id`, or by a `function`.
 
     Attributes:
-        number: of the sensor in `schema/sensors.py`.
+        number: of the sensor.
         arguments: those after the device.
-        part: attribute of the answer, if it has several.
+        part: attribute of the answer.
         wide: accept only a 64-bit value.
     """
 
@@ -105,24 +104,20 @@ FUNCTIONS = (
 
 
 def quietly(failed: type[Exception], undo: Callable[..., object], *arguments: object) -> None:
-    """Undo something, and ignore a failure because a library that is gone holds nothing any more."""
+    """Undo something. Ignore a failure, because a library that is gone holds nothing."""
     with suppress(failed):
         undo(*arguments)
 
 
 def call(nv: Any, function: str, *arguments: Any) -> Any:
-    """Return the result of a function of NVML. Raise NVMLError if the bindings are too old to have it."""
+    """Return the result of a function of NVML. Raise NVMLError if it is missing."""
     if not hasattr(nv, function):
         raise nv.NVMLError(FUNCTION_NOT_FOUND)
     return getattr(nv, function)(*arguments)
 
 
 def error_text(error: Any) -> str:
-    """Return the text of an NVML error.
-
-    Raises:
-        SensorFailed: if the GPU will not answer any more.
-    """
+    """Return the text of an NVML error. Raise SensorFailed if the GPU will not answer any more."""
     if error.value in LOST:
         why = f"the GPU does not answer any more: {error}"
         raise SensorFailed(why, "Run nvidia-smi, and search the kernel's log for an Xid.") from error
@@ -131,7 +126,7 @@ def error_text(error: Any) -> str:
 
 @contextmanager
 def errors_become_reasons(nv: Any, reasons: dict[int, Any], numbers: Iterable[int]) -> Iterator[None]:
-    """Store an NVML error of the block in `reasons`, as the reason why these numbers are unknown."""
+    """Store an NVML error of the block in `reasons` for each of the numbers."""
     try:
         yield
     except nv.NVMLError as error:
@@ -142,7 +137,7 @@ class Gpm:
     """Ratios over the time between two samples of a GPU's profiling counters.
 
     Attributes:
-        metrics: sensor number of each GPM metric that the GPU has.
+        metrics: sensor number of each metric.
         unsupported: reason for each number without a metric.
 
     Raises:
@@ -175,7 +170,7 @@ class Gpm:
             self.close()
 
     def ratios(self, now_s: float) -> tuple[dict[int, Answer], float | None]:
-        """Return all ratios, and the length of the time that they cover in seconds."""
+        """Return all ratios, and the seconds that they cover."""
         answers: dict[int, Answer] = {}
         with errors_become_reasons(self._nv, answers, self.metrics.values()):
             self._samples.append((now_s, self.sample()))
@@ -197,7 +192,7 @@ class Gpm:
             self.free(self._samples.pop(0)[1])
 
     def sample(self) -> Any:
-        """Return a sample of the counters, to be released with `free`."""
+        """Return a sample of the counters; release it with `free`."""
         sample = self._nv.nvmlGpmSampleAlloc()
         try:
             call(self._nv, *self._take, sample)
@@ -210,7 +205,7 @@ class Gpm:
         quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, sample)
 
     def between(self, first: Any, last: Any) -> list[Any]:
-        """Return the answers to all metrics over the time between two samples."""
+        """Return the answers to all metrics between two samples."""
         request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=last)
         for metric, place in zip(self.metrics, request.metrics):
             place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
@@ -222,13 +217,11 @@ class BusyClock:
     """Seconds in which a kernel ran on a GPU, counted between moments at which it was idle.
 
     The counters change every TICK_S. Read at arbitrary moments, the busy seconds of a window of a second or two are
-    wrong by several percent. A lap therefore ends with an idle tick, and the time since the last lap counts in whole
-    ticks. A tick shows only as a change of the busy share since the last lap, so there is no sign of one while that
-    share is 0.
+    wrong by several percent. A lap therefore ends with an idle tick, and counts in whole ticks. A tick shows only as a
+    change of the busy share since the last lap, so there is no sign of one while that share is 0.
 
     Args:
-        gpm: counters with the ratio ENGINE_ACTIVE.
-        lost: error that their calls raise.
+        lost: error that the calls of `gpm` raise.
     """
 
     def __init__(self, gpm: Gpm, lost: type[Exception]) -> None:
@@ -239,8 +232,8 @@ class BusyClock:
     def lap(self) -> float | None:
         """Wait until the GPU has been idle for a whole tick, and return the busy seconds since the last lap.
 
-        None for the first lap. If no idle tick is seen within IDLE_WITHIN_S, or the counters cannot be read, it is None
-        for this lap and the next.
+        None for the first lap. If no idle tick is seen within IDLE_WITHIN_S, or the counters fail, it is None for this
+        lap and the next.
         """
         gpm, until = self._gpm, time.monotonic() + IDLE_WITHIN_S
         try:
@@ -282,11 +275,11 @@ class BusyClock:
 def busy_until_idle(since_s: float, ticks: Sequence[tuple[float, float]], exact: bool) -> float | None:
     """Return the busy seconds since `since_s`, or None unless the GPU was certainly idle between the last two ticks.
 
-    The busy share falls as the time grows. A tick that was seen late makes that time wrong by one tick, and then the
-    share falls differently. Two ticks are enough if only one count of ticks fits, otherwise three are needed.
+    The busy share then falls as the time grows. A tick that was seen late makes that time wrong by one tick. Two ticks
+    are enough if only one count of ticks fits, otherwise three are needed.
 
     Args:
-        ticks: time at which each tick was seen, and the busy share since `since_s`.
+        ticks: time at which each tick was seen, and the busy share.
         exact: whether `since_s` is a tick too.
     """
     first_s = ticks[0][0]
@@ -311,10 +304,9 @@ def busy_until_idle(since_s: float, ticks: Sequence[tuple[float, float]], exact:
 
 
 class NvmlSource(SensorSource):
-    """Readings of one GPU by NVML, for use in one thread at a time.
+    """Readings of one GPU by NVML, for one thread at a time.
 
     Attributes:
-        name: nvml-gpm with profiling counters, else nvml.
         unsupported: reason for each number that no reading has.
     """
 
@@ -345,14 +337,7 @@ class NvmlSource(SensorSource):
         self.gpm: Gpm | None = None
 
     def read(self, now_s: float) -> Reading:
-        """Return one reading. Most COUNTERS are only in one reading per COUNTERS_S.
-
-        Args:
-            now_s: `time.monotonic()`.
-
-        Raises:
-            SensorFailed: if the GPU or the driver is gone.
-        """
+        """Return one reading. Most COUNTERS are only in one reading per COUNTERS_S."""
         nv = self._nv
         answers, span_s = self.gpm.ratios(now_s) if self.gpm else ({}, None)
         skipped = COUNTERS - self._each_time
@@ -391,7 +376,7 @@ class NvmlSource(SensorSource):
         return reading_of(answers, span_s)
 
     def busy_clock(self) -> BusyClock | None:
-        """Return a clock with its own samples, which another thread may use; None without the counter."""
+        """Return a clock with its own samples, which another thread may use."""
         return (
             BusyClock(self.gpm, self._nv.NVMLError)
             if self.gpm and of.ENGINE_ACTIVE in self.gpm.metrics.values()
@@ -399,7 +384,7 @@ class NvmlSource(SensorSource):
         )
 
     def _supported(self) -> list[Ask]:
-        """Return the first way to read each number, and note numbers without one in `unsupported`."""
+        """Return the first way to read each number, and note missing ones in `unsupported`."""
         nv, refusals = self._nv, dict[Ask, str | None]()
         try:
             found = nv.nvmlDeviceGetFieldValues(self._device, [ask.id for ask in FIELDS])
@@ -439,11 +424,11 @@ def open_nvml(
 
     Args:
         own_pids: returns the process IDs of this run.
-        profile: whether to read GPM's ratios if the GPU has them.
+        profile: read GPM's ratios if the GPU has them.
         each_time: those of COUNTERS that every reading has.
 
     Raises:
-        SensorFailed: without NVML or the GPU, or if MIG divides the GPU.
+        SensorFailed: without NVML or the GPU, or if MIG divides it.
     """
     hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
     try:
@@ -506,7 +491,7 @@ _KEPT_S = 30.0  # how long the engine keeps values; only the last is read
 
 
 def in_our_unit(number: int, value: float) -> Answer:
-    """Return a DCGM value in SI units and ratios of 1, or the reason why there is none."""
+    """Return a DCGM value in SI units and ratios of 1, or the reason for none."""
     # Integers must be int, because a float cannot distinguish large blanks.
     for base in (BLANK_INT32, BLANK_INT64, BLANK_FP64):
         if base <= value < base + len(WHY_BLANK):
@@ -526,11 +511,10 @@ class DcgmSource(SensorSource):
     """Values of one GPU by DCGM, each returned once.
 
     Attributes:
-        unsupported: reason for each field that the release does not have or refuses, such as profiling counters without
-            root before Hopper.
+        unsupported: reason for each missing field. Profiling counters need root before Hopper.
 
     Raises:
-        SensorFailed: if DCGM does not know the GPU or watches no field. The bindings raise other errors.
+        SensorFailed: without the GPU or a field; the bindings raise other errors.
     """
 
     name = "dcgm"
@@ -573,11 +557,7 @@ class DcgmSource(SensorSource):
         self._agent.dcgmUpdateAllFields(self._handle, 1)
 
     def read(self, now_s: float) -> Reading:
-        """Return the values that are newer than those of the last reading.
-
-        Raises:
-            SensorFailed: if the host engine is gone.
-        """
+        """Return the values that are newer than those of the last reading."""
         try:
             found = self._agent.dcgmEntityGetLatestValues(self._handle, _GPU_ENTITY, self._gpu, self.numbers)
         except self._failed as error:
@@ -627,11 +607,11 @@ class DcgmSource(SensorSource):
 def open_dcgm(
     device_uuid: str, *, address: str = ADDRESS, interval_s: float, folders: Sequence[Path] = DEFAULT_FOLDERS
 ) -> DcgmSource:
-    """Return the source for the GPU with this UUID at DCGM's host engine, which watches it from now on.
+    """Return the source for the GPU with this UUID at DCGM's host engine.
 
     Args:
         address: host:port of the engine.
-        interval_s: time between two collections, at least MIN_SPAN_S.
+        interval_s: time between two collections.
         folders: where the bindings may be.
 
     Raises:
@@ -665,7 +645,7 @@ MOST_INTERIM = 8  # responses before the final one
 
 
 class FinalResponse(http.client.HTTPResponse):
-    """The response after interim ones such as 103 Early Hints, which Python returns unless they are 100."""
+    """The response after interim ones such as 103 Early Hints, of which Python skips only 100."""
 
     def _read_status(self) -> tuple[str, int, str]:
         for _ in range(MOST_INTERIM):
@@ -679,11 +659,11 @@ class FinalResponse(http.client.HTTPResponse):
 def ask_once(
     method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
 ) -> tuple[int, str, str]:
-    """Return status, content type and text of an HTTP answer. A long text is cut off.
+    """Return status, content type and text of an HTTP answer; a long text is cut off.
 
     Raises:
-        OSError, HTTPException: if there is no answer in time.
-        ValueError: if the port of the URL is not valid.
+        OSError, HTTPException: without an answer in time.
+        ValueError: for an invalid port.
     """
     until = time.monotonic() + within_s
     parts = urlsplit(url)
@@ -722,7 +702,7 @@ TWO_NAMES = 0.05  # relative difference of a value under its older and its newer
 
 
 def samples(page: str, names: Iterable[str]) -> list[Any]:
-    """Return the samples on a Prometheus page whose names begin with one of `names`, in upper or lower case.
+    """Return the samples on a Prometheus page whose names begin with one of `names`, in any case.
 
     Raises:
         ValueError: for a line in another format.
@@ -739,7 +719,7 @@ def samples(page: str, names: Iterable[str]) -> list[Any]:
 
 
 def _in_dcgms_unit(name: str, value: float, is_new: bool) -> tuple[int | None, float]:
-    """Return the sensor number of a name on a page (None if its unit is unknown) and the value in DCGM's unit."""
+    """Return the sensor number of a name, if its unit is known, and the value in DCGM's unit."""
     if name in IN_OUR_UNITS:
         number = IN_OUR_UNITS[name]
         return number, value * PER_UNIT[number]
@@ -752,9 +732,7 @@ def _in_dcgms_unit(name: str, value: float, is_new: bool) -> tuple[int | None, f
 
 
 def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
-    """Return the values of one GPU on a page, by sensor number, in DCGM's units.
-
-    If the page has no UUIDs, it is the only GPU.
+    """Return the values of one GPU on a page (without UUIDs, of the only GPU), in DCGM's units.
 
     Raises:
         SensorFailed: if the GPU is missing, MIG divides it, or two lines contradict each other.
@@ -797,8 +775,7 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
 class ExporterSource(SensorSource):
     """Values of one GPU on the page of a dcgm-exporter, scraped at each reading.
 
-    An unchanged page counts as not updated. The age of the first page is unknown, so values are returned after its
-    first change.
+    The age of the first page is unknown, so values are returned after its first change.
 
     Raises:
         BadUsage: for a URL that is not http or https.
@@ -823,7 +800,7 @@ class ExporterSource(SensorSource):
     def read(self, now_s: float) -> Reading:
         """Return the values of the page if it has changed.
 
-        The span is the time since the last change, because the interval of the exporter is unknown.
+        The span is the time since the last change, because the exporter's interval is unknown.
         """
         page, last = self._scraped(), self._page
         self._numbers |= page.keys()

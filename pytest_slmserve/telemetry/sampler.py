@@ -26,12 +26,7 @@ AFTER = 1
 
 @dataclass
 class Recording:
-    """Readings of all sources at successive times. Use it after the recording has ended.
-
-    Attributes:
-        rows: time and merged reading.
-        failed: reason by the name of the source.
-    """
+    """Readings of all sources at successive times, and failures by the name of the source."""
 
     sources: Sequence[SensorSource]
     interval_s: float
@@ -70,11 +65,11 @@ class Recording:
             ended = over.wait(due - self.clock())
 
     def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:
-        """Return the rows of a run, rounded as results files store them, so that reports show the same numbers.
+        """Return the rows of a run, rounded as in results files, so that reports show the same numbers.
 
         Args:
             began_s: start of the run by `clock`.
-            window_s: keep only the rows that describe this window, in seconds since `began_s`.
+            window_s: only the rows of this window.
         """
         first, last = window_s or (-math.inf, math.inf)
         low, high = began_s + first - BEFORE * self.interval_s, began_s + last + AFTER * self.interval_s
@@ -109,11 +104,7 @@ def merged_readings(readings: Sequence[Reading]) -> Reading:
 
 
 class Sampler:
-    """Sensor sources and the interval of their readings.
-
-    Raises:
-        BadUsage: for an interval that is too short for the GPU's counters.
-    """
+    """Sensor sources and their interval. Raise BadUsage if it is too short for the GPU's counters."""
 
     def __init__(self, sources: Sequence[SensorSource], interval_s: float = INTERVAL_S) -> None:
         if interval_s < MIN_SPAN_S:
@@ -148,10 +139,10 @@ class Sampler:
 class SeveralGpus(SensorSource):
     """Several GPUs as one source, with separate values, because a sum would hide a slow GPU.
 
-    If one GPU fails, the source fails, because the rest would be taken for the whole.
+    It fails if one GPU fails, because the rest would be taken for the whole.
 
     Args:
-        gpus: sources of each GPU, in the engine's order of GPUs.
+        gpus: sources of each GPU, in the engine's order.
     """
 
     def __init__(self, gpus: Sequence[Sequence[SensorSource]]) -> None:
@@ -178,7 +169,7 @@ def open_sampler(
     Args:
         choice: text of --slm-telemetry. "auto" uses the available sources and notes the missing ones.
         device: UUID of the measured GPU, or "cpu" or "none".
-        others: further GPUs that are measured with it.
+        others: further GPUs.
         window_s: shortest window. Below SHORT_S each reading has the energy counter.
 
     Raises:

@@ -2,8 +2,8 @@
 
     python -I -S speed_probe.py PARENT_PID [CORE]
 
-Each line of output has the time and the CPU time of one piece, in microseconds. It is a separate process, so the parent
-cannot delay it, and it ends with the parent. It imports only the standard library to start fast.
+A line of output has time and CPU time of one piece in microseconds. The parent cannot delay this separate process,
+which ends with the parent. It imports only the standard library to start fast.
 """
 
 import os
@@ -16,7 +16,7 @@ STEPS = 30_000  # 3 to 6 ms; a change makes existing records incomparable
 
 
 def probe_work() -> int:
-    """Do typical work of an interpreter: arithmetic, small integers that are made and dropped, a table of 50 KB."""
+    """Do typical work of an interpreter: arithmetic, small integers, a table of 50 KB."""
     seen: dict[int, int] = {}
     for number in range(STEPS):
         key = number * 7919 % 1021

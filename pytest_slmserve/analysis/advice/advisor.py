@@ -2,9 +2,8 @@
 
 The batch follows the rule of the batching advisor of arXiv:2503.08311 (`batching`). From two loads, the saturation
 model through them predicts it. Through batch 1 and 32 of the paper's published points, the predicted latencies of all
-larger batches are 8 to 13% too long, so the error is on the safe side.
-
-An unknown value is None, and a sentence has the reason.
+larger batches are 8 to 13% too long, so the error is on the safe side. An unknown value is None, and a sentence has the
+reason.
 """
 
 import math
@@ -48,7 +47,7 @@ class Footprint:
     Attributes:
         kv_bytes_per_token: in the layers that share a block.
         longest: tokens of a request at full length.
-        groups: number of groups of layers; each may need blocks for all tokens.
+        groups: of layers; each may need blocks for all tokens.
         allowance_bytes: activations, captured graphs and context; measured if `allowance_seen`.
     """
 
@@ -70,7 +69,7 @@ class Footprint:
         return self.groups * -(-self.longest // self.block_size) * self.block_bytes
 
     def kv_bytes(self, batch: int) -> int:
-        """Return the KV cache for a batch at full length, and for the block that no request gets."""
+        """Return the KV cache for a batch at full length, and the block that no request gets."""
         return batch * self.request_bytes + NULL_BLOCKS * self.block_bytes
 
     def total_bytes(self, batch: int) -> int:
@@ -83,8 +82,7 @@ class ServedEngine:
 
     Attributes:
         no_footprint: reason why GPU memory cannot be planned.
-        kv_had_bytes: its KV cache.
-        gpu_had_bytes: memory of its GPU.
+        kv_had_bytes: its KV cache; `gpu_had_bytes` is all memory of its GPU.
     """
 
     spec: EngineSpec
@@ -104,7 +102,7 @@ class ModelSweep:
         points: their `e2e_repeats` are seconds per output token.
         output_share: output tokens divided by the tokens that the points' rates count.
         b_half: None unless known in advance.
-        together: throughput of the best set of engines on one GPU, relative to a single engine at the same concurrency.
+        together: throughput of the best set of engines, relative to a single engine at the same concurrency.
     """
 
     name: str
@@ -155,10 +153,9 @@ class Decision:
 
     Attributes:
         choice: B_opt, with its range by the noise of repeats.
-        predicted: whether it is from the saturation model through two loads.
+        predicted: from the saturation model through two loads.
         base: throughput T(1).
-        step: model of the seconds of a step.
-        wait: model of the seconds of an output token.
+        step: model of the seconds of a step; `wait` of an output token.
         reason: why there is no B_opt.
     """
 
@@ -201,12 +198,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Smallest upper bound for each way to share the GPU; None without a bound.
-
-    Attributes:
-        at: load of the measurement.
-        power_share: of the power limit.
-    """
+    """Smallest upper bound for each way to share the GPU, measured at the load `at`."""
 
     at: int
     power_share: float | None
@@ -220,7 +212,6 @@ class OperatingPoint:
 
     Attributes:
         share: of the largest measured throughput.
-        latency_s: of an output token.
         efficiency: T(B)/(B T(1)).
         cost: of a million output tokens.
     """
@@ -240,7 +231,7 @@ class Needs:
 
     Attributes:
         freed_bytes: of its measured KV cache; negative if it needs more.
-        freed_share: the same as a share of the GPU's memory (arXiv:2503.08311).
+        freed_share: of the GPU's memory (arXiv:2503.08311).
     """
 
     kv_blocks: int
@@ -256,9 +247,9 @@ class ReplicaAdvice:
     """Numbers of engines on one GPU.
 
     Attributes:
-        at_batch: engines that fit with the whole batch each.
-        split: engines that fit with a part of the batch each.
-        advised: engines that are worth a trial, with `each` requests each.
+        at_batch: that fit with the whole batch each.
+        split: that fit with a part of the batch each.
+        advised: that are worth a trial, with `each` requests each.
     """
 
     at_batch: int
@@ -273,7 +264,7 @@ class Advice:
     """The recommendation for one model.
 
     Attributes:
-        batch: B_opt, or less if the memory is too small; None without a recommendation.
+        batch: B_opt, or less if the memory is too small.
         advised: figures at this batch; `largest` and `single` are at the largest measured load and at 1.
     """
 
@@ -290,12 +281,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPlacement:
-    """All models on one GPU.
-
-    Attributes:
-        total_bytes: minimum if they do not fit.
-        lowered: models with less than their B_opt.
-    """
+    """All models on one GPU. `lowered` models have less than their B_opt."""
 
     fits: bool
     total_bytes: int
@@ -305,11 +291,7 @@ class CombinedPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Recommendations for all models.
-
-    Attributes:
-        together: None if memory is unknown or not shared.
-    """
+    """Recommendations for all models. `together` is None if memory is unknown or not shared."""
 
     wish: Objectives
     advices: tuple[Advice, ...]
@@ -317,12 +299,11 @@ class Plan:
 
     @property
     def possible(self) -> bool:
-        """Whether a batch is recommended for any model."""
         return any(advice.batch is not None for advice in self.advices)
 
 
 def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
-    """Return the recommendations for all models, each alone on the GPU or so that all fit together."""
+    """Return the recommendations for all models, each alone on the GPU or all together."""
     decisions = [decide(subject, wish) for subject in subjects]
     shared, combined = wish.together and len(subjects) > 1, None
     if shared or len(subjects) == 1:
@@ -414,7 +395,7 @@ def _measured(subject: ModelSweep, known: Decision, law: Fit | None, wish: Objec
 
 
 def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decision:
-    """Return the largest batch by the models through two loads, unless the larger measured load is not smaller."""
+    """Return the largest batch by the models through two loads, or a measured load that is not smaller."""
     loads, limit, step, wait, base = subject.usable, known.limit, known.step, known.wait, known.base
     assert step and wait and base
     both = f"concurrency {loads[0].concurrency} and {loads[-1].concurrency}"
@@ -440,10 +421,7 @@ def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decisi
 
 
 def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:
-    """Return the saturation model through two pairs of batch and seconds.
-
-    None if the seconds do not grow, or grow faster than the batch.
-    """
+    """Return the saturation model through two pairs of batch and seconds, or None if they contradict it."""
     (small, soon), (large, late) = sorted((first, second))
     if large <= small or late <= soon:
         return None
@@ -453,7 +431,6 @@ def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyL
 
 
 def conditions(wish: Objectives, limit: Limit | None) -> str:
-    """Return a text with the conditions on a batch."""
     enough = f"an efficiency above {percent(wish.threshold)}"
     return enough if limit is None else f"{enough} and at most {1e3 * limit.seconds:.3g} ms per output token"
 
@@ -464,7 +441,7 @@ def conditions(wish: Objectives, limit: Limit | None) -> str:
 def operating_point(
     subject: ModelSweep, decision: Decision, wish: Objectives, batch: int | None
 ) -> OperatingPoint | None:
-    """Return the figures of a batch, measured or else predicted; None without either."""
+    """Return the figures of a batch, measured or else predicted."""
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     step, line, wait, cost = decision.step, decision.wait, None, None
     if batch is not None and point is not None:
@@ -502,7 +479,6 @@ def utilization(total_bytes: int, gpu_bytes: int) -> float:
 
 
 def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | None:
-    """Return the memory of one engine at a batch, or None if the batch or the footprint is unknown."""
     engine, footprint = subject.engine, subject.footprint
     if engine is None or footprint is None or batch is None:
         return None
@@ -552,7 +528,7 @@ def place(
 
 
 def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, ...] | None:
-    """Return the index of each model's option so that all engines fit, or None if even the first options do not.
+    """Return the index of each model's option so that all engines fit, or None if they never do.
 
     From the last options, it takes the step down that loses least of its model's throughput per byte. If the last step
     frees too much, other models may go up again.
@@ -643,7 +619,11 @@ def batch_ends(advice: Advice) -> tuple[int | None, int | None]:
 def replicas(
     subject: ModelSweep, decision: Decision, batch: int | None, gains: Gains | None, wish: Objectives, *, only: bool
 ) -> ReplicaAdvice | None:
-    """Return how many engines fit and how many are worth a trial; `only` if no other model is on the GPU."""
+    """Return how many engines fit and how many are worth a trial.
+
+    Args:
+        only: no other model is on the GPU.
+    """
     footprint, budget = subject.footprint, wish.budget_bytes
     if footprint is None or budget is None or batch is None:
         return None

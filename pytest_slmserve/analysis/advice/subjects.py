@@ -33,12 +33,7 @@ TPOT = "the mean time per output token after the first, TPOT"
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Models of one device.
-
-    Attributes:
-        latency: name of the kind of latency.
-        notes: for the reader, on all models.
-    """
+    """Models of one device, with the name of their latency and notes for the reader."""
 
     device: str
     latency: str
@@ -56,7 +51,7 @@ def of_curves(
     with a made-up draft acceptance come last.
 
     Args:
-        model: the only model to advise on; None for all.
+        model: the only model to advise on.
         longest: tokens of a request at full length; None for the measured length.
 
     Raises:
@@ -97,11 +92,7 @@ def of_curves(
 
 
 def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
-    """Return the model of one sweep.
-
-    Args:
-        longest: tokens of a request at full length; None for the measured length.
-    """
+    """Return the model of one sweep; `longest` as in `of_curves`."""
     first, engine = curve.first, None
     if first is not None and first.spec.platform != "remote":  # a server does not report its limits
         used, has = most_memory_used(curve.trusted), kv_cache.kv_bytes(first.spec, first.resolved)
@@ -121,7 +112,7 @@ def holding(subject: ModelSweep, adapters: Adapters) -> ModelSweep:
     """Return the model with an engine that holds these adapters, whose slots take memory.
 
     Raises:
-        BadUsage: if the memory of the adapters is unknown, or the engine cannot serve them.
+        BadUsage: if their memory is unknown, or the engine cannot serve them.
     """
     engine = subject.engine
     if engine is None or engine.footprint is None:
@@ -179,12 +170,7 @@ def _left_out(curve: Curve) -> Iterator[str]:
 def _served(
     spec: EngineSpec, longest: int | None, resolved: Resolved | None = None, beyond_kv_bytes: int = 0
 ) -> ServedEngine:
-    """Return a model as it was served.
-
-    Args:
-        resolved: None for external results.
-        beyond_kv_bytes: memory in use beyond the KV cache; 0 without sensors.
-    """
+    """Return a model as it was served; `beyond_kv_bytes` of memory were in use beyond the KV cache."""
     each, layout = kv_cache.value_bytes(spec, resolved), kv_cache.kv_layout(spec, resolved)
     weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
     footprint, why_not = None, ""
@@ -227,9 +213,9 @@ def of_external(
     """Return the model of external results.
 
     Args:
-        spec: engine of the model; None if only the batch is wanted.
+        spec: None if only the batch is wanted.
         longest: tokens of a request at full length.
-        kv_blocks: blocks of 16 tokens that the engine had.
+        kv_blocks: blocks of 16 tokens.
     """
     notes, points, engine, shares = [*notes, *_left_out(curve)], [], None, []
     if over := [p.concurrency for p in curve.points if more_in_flight(p)]:
@@ -258,10 +244,7 @@ def of_external(
 
 
 def more_in_flight(point: Point) -> bool:
-    """Return whether Little's law gives more concurrent requests than were sent.
-
-    The latency is then not per output token.
-    """
+    """Return whether Little's law gives too many requests, so that the latency is not per output token."""
     return point.batch is not None and point.batch > (1 + NOT_THE_BATCH) * point.concurrency
 
 
@@ -278,10 +261,7 @@ BOUNDED = "gain-within-bound"
 def kv_blocks_as_predicted(
     spec: EngineSpec, launches: Sequence[Resolved], tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
 ) -> Verdict:
-    """Return the verdict that an engine has the KV blocks predicted from the model configuration.
-
-    It is on the worst launch, so that one bad launch among many shows.
-    """
+    """Return the verdict that the worst launch has the KV blocks predicted from the model configuration."""
     subject, found = short_name(spec.model), []
     for resolved in launches:
         predicted, seen = kv_cache.predicted_blocks(spec, resolved), resolved.kv_blocks
@@ -297,11 +277,7 @@ def kv_blocks_as_predicted(
 
 
 def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSpec:
-    """Return the engine of a sweep, with the limits for `batch` requests.
-
-    Args:
-        spec: engine of the sweep.
-    """
+    """Return the engine of a sweep, with the limits for `batch` requests."""
     engine, extra = advice.subject.engine, tuple(pair for pair in spec.extra if pair[0] not in ADVISED)
     limited = replace(spec, max_num_seqs=batch, extra=extra)
     if engine is None or engine.footprint is None:
@@ -324,7 +300,7 @@ def verified(
     """Yield the verdicts on the predictions: no preemptions, KV blocks if known, throughput and latency.
 
     Args:
-        found: all measurements at the recommended batch, at least one; invalid ones too.
+        found: all measurements at the recommended batch, at least one.
     """
     name, limit, point = advice.subject.name, advice.decision.limit, with_tpot(points_of(found)[0])
     state, why = State.PASSES, "no request was preempted"
@@ -357,8 +333,8 @@ def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint) -> 
     """Return the verdict that the gain of several engines over one is within its upper bound.
 
     Args:
-        single: point of one engine at the recommended batch.
-        together: point of the engines that share the device.
+        single: one engine at the recommended batch.
+        together: engines that share the device.
     """
     name, gains = engines(together.models), advice.gains
     ceiling = None if gains is None else gains.mps if together.sharing == "mps" else gains.time_slicing
