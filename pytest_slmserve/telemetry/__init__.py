@@ -1,1 +1,1 @@
-"""The host and its sensors: what is sampled beside a window. Nothing here starts, stops or configures a device."""
+"""Read-only access to the host and its sensors. It never starts, stops or configures a device."""

@@ -1,17 +1,12 @@
-"""Sensors of a GPU: NVML with its profiling counters, NVIDIA's DCGM, and the page of a dcgm-exporter.
+"""Sensors of a GPU: NVML with its profiling counters (GPM), NVIDIA's DCGM, and the page of a dcgm-exporter.
 
-NVML is NVIDIA's management library, whose units are those of nvml.h. The ratios of GPM, its profiling counters of
-Hopper and newer GPUs, are what DCGM calls PROF fields there: DCGM itself takes them from GPM and divides them by 100
-(NVIDIA/DCGM, dcgmlib/src/DcgmGpmManager.cpp).
+The units of NVML are those of nvml.h. GPM has the ratios that DCGM calls PROF fields on Hopper and newer GPUs: DCGM
+takes them from GPM and divides them by 100 (NVIDIA/DCGM, dcgmlib/src/DcgmGpmManager.cpp).
 
-DCGM is asked by its own Python bindings, at a host engine that runs already. The bindings come with DCGM and are found
-by their folder, because their structures belong to one release of the library. Of them only the thin functions over the
-C library are used, whose names 3.x and 4.x share (NVIDIA/DCGM, testing/python3/dcgm_agent.py), and fields by number:
-4.6 renamed most, and to name an old one then warns. An engine is never started here: two on one host disturb each other
-(NVIDIA/DCGM issue 108). Its values have no times and are those of its last collection, every 30 s unless it was told
-otherwise: fine for a fleet, poor for a short window.
-
-The exporter's page is text of Prometheus' exposition format, which its own library parses.
+DCGM is read from a running host engine by its own Python bindings, which belong to one release and are found by their
+folder. Only functions that 3.x and 4.x share are used (NVIDIA/DCGM, testing/python3/dcgm_agent.py), and fields by
+number, because 4.6 renamed most of them. No engine is started, because two on one host disturb each other (NVIDIA/DCGM
+issue 108). Its values are those of the last collection, by default every 30 s, which is too rare for a short window.
 """
 
 import http.client
@@ -36,24 +31,24 @@ PERCENT, MILLI, NANO, MEGA = 1e-2, 1e-3, 1e-9, 1e6
 # Numbers are written out if not all releases of nvidia-ml-py from 12 to 13 have the name.
 NOT_SUPPORTED, NO_PERMISSION, TIMEOUT, FUNCTION_NOT_FOUND, UNKNOWN = 3, 4, 10, 13, 999
 UNABLE = {NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND}
-REFUSED = UNABLE | {2, 25, 26}  # argument, version, deprecated: another call or field may do
-LOST = {1, 9, 15, 16, 28}  # uninitialized, no driver, GPU lost, reset required, GPU not found: nothing will answer now
-TICK_S = 0.1  # between two changes of the counters of GPM, seen on an H100 and an H200 whatever asks for them
+REFUSED = UNABLE | {2, 25, 26}  # argument, version, deprecated: another call or field may work
+LOST = {1, 9, 15, 16, 28}  # uninitialized, no driver, GPU lost, reset required, GPU not found: permanent
+TICK_S = 0.1  # between two changes of GPM's counters on an H100 and an H200, whoever reads them
 POLL_S = 0.005
 IDLE = 0.01  # of a tick
 IDLE_WITHIN_S = 2.0
 GPM = {1: of.ENGINE_ACTIVE, 2: of.SM_ACTIVE, 3: of.SM_OCCUPANCY, 5: of.TENSOR_ACTIVE, 10: of.DRAM_ACTIVE}
 
 SM, MEMORY = 1, 2  # kinds of clocks
-MEMORY_V2 = 0x02000028  # the version whose "used" leaves out what the driver reserves, as DCGM's number does
+MEMORY_V2 = 0x02000028  # the version whose "used" excludes the driver's reserve, as DCGM's number does
 XID_EVENT = 0x8
 CRITICAL_EVENTS = XID_EVENT | 0x2 | 0x800 | 0x1000 | 0x2000 | 0x4000  # double-bit ECC, failed retirement, poison, lost
 MOST_EVENTS = 100  # taken per reading
 LISTS = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3")
 VALUE_TYPES = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 WIDE_TYPES = (2, 3, 4)
-# Counters that only grow miss nothing if they are read rarely, and some are expensive: on an H200 with a driver of
-# release 580 energy took 3.5 ms of CPU time and a slowdown 1.1 ms, while any other field took 0.1 ms.
+# Counters that only grow may be read rarely, and some are expensive: on an H200 with driver 580, energy took 3.5 ms of
+# CPU time and a slowdown 1.1 ms, while any other field took 0.1 ms.
 SLOWDOWNS = (of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
 COUNTERS = {of.ENERGY, of.ECC_DOUBLE_BIT, of.REMAPPED_ROWS, of.CAPPED_POWER, *SLOWDOWNS}
 COUNTERS_S = 1.0
@@ -61,8 +56,14 @@ COUNTERS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A number that nvmlDeviceGetFieldValues has under an id, or that a function of NVML has. arguments: what follows
-    the device. part: of an answer with several. wide: only a 64-bit value is what is meant."""
+    """A quantity that NVML returns for a field `id`, or by a `function`.
+
+    Attributes:
+        number: of the sensor.
+        arguments: those after the device.
+        part: attribute of the answer.
+        wide: accept only a 64-bit value.
+    """
 
     number: int
     id: int = 0
@@ -74,8 +75,8 @@ class Ask:
 
 
 # Rows of one number are alternatives, the best first. NVIDIA has moved the slowdowns: nvidia-ml-py 12.575 and 13.580.65
-# have them at 251 to 253, 13.580.82 and later at 269 to 271, and each gives the other's ids to power smoothing, which
-# has small values. A driver of release 580 may go by either, so it is asked for both.
+# have them at 251 to 253, 13.580.82 and later at 269 to 271. Each uses the other IDs for power smoothing, which has
+# small values. A driver of release 580 may have either, so both are read.
 FIELDS = (
     Ask(of.POWER, 185, MILLI),
     Ask(of.POWER_INSTANT, 186, MILLI),
@@ -103,20 +104,20 @@ FUNCTIONS = (
 
 
 def quietly(failed: type[Exception], undo: Callable[..., object], *arguments: object) -> None:
-    """Undo something. That it fails changes nothing: a library that is gone has forgotten us already."""
+    """Undo something. Ignore a failure, because a library that is gone holds nothing."""
     with suppress(failed):
         undo(*arguments)
 
 
 def call(nv: Any, function: str, *arguments: Any) -> Any:
-    """Call it; bindings and drivers that are too old to have it raise the same NVMLError."""
+    """Return the result of a function of NVML. Raise NVMLError if it is missing."""
     if not hasattr(nv, function):
         raise nv.NVMLError(FUNCTION_NOT_FOUND)
     return getattr(nv, function)(*arguments)
 
 
 def error_text(error: Any) -> str:
-    """Return the text of NVML's error. Raises SensorFailed if it means that the GPU will not answer any more."""
+    """Return the text of an NVML error. Raise SensorFailed if the GPU will not answer any more."""
     if error.value in LOST:
         why = f"the GPU does not answer any more: {error}"
         raise SensorFailed(why, "Run nvidia-smi, and search the kernel's log for an Xid.") from error
@@ -125,7 +126,7 @@ def error_text(error: Any) -> str:
 
 @contextmanager
 def errors_become_reasons(nv: Any, reasons: dict[int, Any], numbers: Iterable[int]) -> Iterator[None]:
-    """Put NVML's error into `reasons`, as the reason why none of these numbers is known, if the block ends with one."""
+    """Store an NVML error of the block in `reasons` for each of the numbers."""
     try:
         yield
     except nv.NVMLError as error:
@@ -133,15 +134,20 @@ def errors_become_reasons(nv: Any, reasons: dict[int, Any], numbers: Iterable[in
 
 
 class Gpm:
-    """Ratios over the time between two samples of the GPU's counters. Raises NVMLError if the device has none.
+    """Ratios over the time between two samples of a GPU's profiling counters.
 
-    metrics: our number for each of GPM's ids that the GPU has. unsupported: the reason for each number without one.
+    Attributes:
+        metrics: sensor number of each metric.
+        unsupported: reason for each number without a metric.
+
+    Raises:
+        NVMLError: if the device has no GPM.
     """
 
     def __init__(self, nv: Any, device: Any, device_uuid: str) -> None:
         gpu = device
         self._take: tuple[Any, ...] = ("nvmlGpmSampleGet", device)
-        if device_uuid.startswith("MIG-"):  # its GPU has the counters, and fills a sample with those of the instance
+        if device_uuid.startswith("MIG-"):  # the counters are on its GPU, which samples the instance
             gpu = call(nv, "nvmlDeviceGetDeviceHandleFromMigDeviceHandle", device)
             instance = call(nv, "nvmlDeviceGetGpuInstanceId", device)
             self._take = ("nvmlGpmMigSampleGet", gpu, instance)
@@ -150,9 +156,9 @@ class Gpm:
         self.metrics = dict(GPM)
         self.unsupported: dict[int, str] = {}
         self._nv = nv
-        self._samples: list[tuple[float, Any]] = []  # the baseline, and those that are still too young for one
+        self._samples: list[tuple[float, Any]] = []  # the baseline, and samples that are too young for one
         try:
-            for _ in range(2):  # samples over no time at all: values mean nothing then, refusals do
+            for _ in range(2):  # without time between samples, only refusals mean something
                 self._samples.append((0.0, self.sample()))
             for metric, answer in zip(GPM, self.between(self._samples[0][1], self._samples[1][1])):
                 if answer.nvmlReturn in UNABLE:
@@ -164,11 +170,11 @@ class Gpm:
             self.close()
 
     def ratios(self, now_s: float) -> tuple[dict[int, Answer], float | None]:
-        """Return all ratios from one pair of samples, and the length of the time between them in seconds."""
+        """Return all ratios, and the seconds that they cover."""
         answers: dict[int, Answer] = {}
         with errors_become_reasons(self._nv, answers, self.metrics.values()):
             self._samples.append((now_s, self.sample()))
-            # The baseline is the newest sample that is old enough, or else the oldest.
+            # The baseline is the newest sample that is old enough, or else the oldest one.
             while len(self._samples) > 1 and now_s - self._samples[1][0] >= MIN_SPAN_S:
                 self.free(self._samples.pop(0)[1])
             span_s = now_s - self._samples[0][0]
@@ -186,7 +192,7 @@ class Gpm:
             self.free(self._samples.pop(0)[1])
 
     def sample(self) -> Any:
-        """Return the counters as they are, for `between`, until `free`."""
+        """Return a sample of the counters; release it with `free`."""
         sample = self._nv.nvmlGpmSampleAlloc()
         try:
             call(self._nv, *self._take, sample)
@@ -199,7 +205,7 @@ class Gpm:
         quietly(self._nv.NVMLError, self._nv.nvmlGpmSampleFree, sample)
 
     def between(self, first: Any, last: Any) -> list[Any]:
-        """Answers to all metrics over the time between two samples, in one call."""
+        """Return the answers to all metrics between two samples."""
         request = self._nv.c_nvmlGpmMetricsGet_t(version=1, numMetrics=len(self.metrics), sample1=first, sample2=last)
         for metric, place in zip(self.metrics, request.metrics):
             place.metricId, place.nvmlReturn = metric, UNKNOWN  # until NVML says otherwise
@@ -210,22 +216,25 @@ class Gpm:
 class BusyClock:
     """Seconds in which a kernel ran on a GPU, counted between moments at which it was idle.
 
-    The counters change every TICK_S, whoever reads them, and a reading shows the last change. Read at arbitrary moments
-    the busy seconds of a window of a second or two are wrong by several percent, and some are those of the window
-    before. So a lap ends with a tick in which no kernel ran, and the time since the last lap counts in whole ticks. A
-    tick shows as a change of the share since the last lap: NVML tells no other sign of one, and none while that is 0.
+    The counters change every TICK_S. Read at arbitrary moments, the busy seconds of a window of a second or two are
+    wrong by several percent. A lap therefore ends with an idle tick, and counts in whole ticks. A tick shows only as a
+    change of the busy share since the last lap, so there is no sign of one while that share is 0.
+
+    Args:
+        lost: error that the calls of `gpm` raise.
     """
 
     def __init__(self, gpm: Gpm, lost: type[Exception]) -> None:
-        """gpm: has the ratio `of.ENGINE_ACTIVE`. lost: what its calls raise."""
         self._gpm, self._lost = gpm, lost
         self._place = [*gpm.metrics.values()].index(of.ENGINE_ACTIVE)
         self._since: tuple[float, Any, bool] | None = None  # by the monotonic clock, a sample, and whether at a tick
 
     def lap(self) -> float | None:
-        """Wait until the GPU has been idle for a whole tick, and return the busy seconds since the last lap ended. None
-        of the first lap, and, if no idle tick is seen within IDLE_WITHIN_S or the counters cannot be read, of that one
-        and the next."""
+        """Wait until the GPU has been idle for a whole tick, and return the busy seconds since the last lap.
+
+        None for the first lap. If no idle tick is seen within IDLE_WITHIN_S, or the counters fail, it is None for this
+        lap and the next.
+        """
         gpm, until = self._gpm, time.monotonic() + IDLE_WITHIN_S
         try:
             if self._since is None:
@@ -248,14 +257,12 @@ class BusyClock:
                 gpm.free(now)
                 time.sleep(POLL_S)
             self.close()
-            self._since = time.monotonic(), gpm.sample(), False  # now: what the GPU does next shows ticks
+            self._since = time.monotonic(), gpm.sample(), False  # the next work of the GPU shows ticks
         except self._lost:
             self.close()
         return None
 
     def _share(self, first: Any, last: Any) -> float:
-        """Return the share of the time between two samples in which a kernel ran; 0 also if the counters did not
-        change."""
         answer = self._gpm.between(first, last)[self._place]
         return 0.0 if answer.nvmlReturn or math.isnan(answer.value) else round(answer.value * PERCENT, 9)
 
@@ -266,21 +273,19 @@ class BusyClock:
 
 
 def busy_until_idle(since_s: float, ticks: Sequence[tuple[float, float]], exact: bool) -> float | None:
-    """Busy seconds since `since_s` if no kernel ran between the last two of some ticks; None otherwise.
+    """Return the busy seconds since `since_s`, or None unless the GPU was certainly idle between the last two ticks.
 
-    The share then falls as the time since grows. A tick that was seen late makes that time wrong by one, and the share
-    does not fall so. Two ticks tell, unless with one more or one less it would fall so as well, or does instead; then
-    three do, by the time with which it falls best. Of a moment that is no tick the time is what three shares say.
+    The busy share then falls as the time grows. A tick that was seen late makes that time wrong by one tick. Two ticks
+    are enough if only one count of ticks fits, otherwise three are needed.
 
     Args:
-        ticks: The time at which each was seen, and the share of the time since in which a kernel ran.
-        exact: Whether `since_s` is a tick too.
+        ticks: time at which each tick was seen, and the busy share.
+        exact: whether `since_s` is a tick too.
     """
     first_s = ticks[0][0]
     last = [(share, TICK_S * round((at_s - first_s) / TICK_S)) for at_s, share in ticks[-3:]]
 
     def busy_s(before_s: float) -> list[float]:
-        """Busy seconds by each of the last ticks, if the first of all is so many seconds after `since_s`."""
         return [share * (before_s + after_s) for share, after_s in last]
 
     def apart_s(found: Sequence[float]) -> float:
@@ -299,15 +304,15 @@ def busy_until_idle(since_s: float, ticks: Sequence[tuple[float, float]], exact:
 
 
 class NvmlSource(SensorSource):
-    """Readings of one GPU, from one thread at a time. name: nvml-gpm with ratios, else nvml.
+    """Readings of one GPU by NVML, for one thread at a time.
 
-    gpm: the ratios that every reading has. unsupported: why numbers are never in a reading, found once, when opened.
+    Attributes:
+        unsupported: reason for each number that no reading has.
     """
 
     def __init__(
         self, nv: Any, device: Any, own_pids: Callable[[], set[int]], undo: ExitStack, each_time: Collection[int] = ()
     ) -> None:
-        """each_time: numbers of COUNTERS that every reading has."""
         self.name = "nvml"
         self._each_time = {*each_time}
         self.undo = undo
@@ -318,7 +323,7 @@ class NvmlSource(SensorSource):
         self._lists = [] if refusals[LISTS[0]] else [name for name, why in refusals.items() if why is None]
         if why := refusals[LISTS[0]]:
             self.unsupported |= {of.GPU_PROCESSES: why, of.FOREIGN_PROCESSES: why}
-        self._event_set: Any = None  # it tells nothing of an Xid before it is registered (nvml.h)
+        self._event_set: Any = None  # it reports no Xid from before its registration (nvml.h)
         with errors_become_reasons(nv, self.unsupported, [of.XID]):
             wanted = call(nv, "nvmlDeviceGetSupportedEventTypes", device) & CRITICAL_EVENTS
             if not wanted & XID_EVENT:
@@ -332,12 +337,11 @@ class NvmlSource(SensorSource):
         self.gpm: Gpm | None = None
 
     def read(self, now_s: float) -> Reading:
-        """One reading. now_s: `time.monotonic()`. Most counters are in it once in COUNTERS_S, and left out between.
-        Raises SensorFailed if the GPU or the driver is gone."""
+        """Return one reading. Most COUNTERS are only in one reading per COUNTERS_S."""
         nv = self._nv
         answers, span_s = self.gpm.ratios(now_s) if self.gpm else ({}, None)
         skipped = COUNTERS - self._each_time
-        # A reading that is a hair early is the one that was meant.
+        # A reading may be slightly early.
         if not 0 <= now_s - self._counted_s < COUNTERS_S - MIN_SPAN_S / 2:
             self._counted_s, skipped = now_s, set()
         asks = [ask for ask in self._asks if ask.number not in skipped]
@@ -372,7 +376,7 @@ class NvmlSource(SensorSource):
         return reading_of(answers, span_s)
 
     def busy_clock(self) -> BusyClock | None:
-        """Return a clock by samples of its own, which another thread may use."""
+        """Return a clock with its own samples, which another thread may use."""
         return (
             BusyClock(self.gpm, self._nv.NVMLError)
             if self.gpm and of.ENGINE_ACTIVE in self.gpm.metrics.values()
@@ -380,8 +384,7 @@ class NvmlSource(SensorSource):
         )
 
     def _supported(self) -> list[Ask]:
-        """Return the first of each number that the GPU does not refuse. `unsupported` gets the first reason if all
-        are."""
+        """Return the first way to read each number, and note missing ones in `unsupported`."""
         nv, refusals = self._nv, dict[Ask, str | None]()
         try:
             found = nv.nvmlDeviceGetFieldValues(self._device, [ask.id for ask in FIELDS])
@@ -395,13 +398,13 @@ class NvmlSource(SensorSource):
             refusals |= dict.fromkeys(FIELDS, error_text(error))
         have = {ask.number for ask, why in refusals.items() if why is None}
         refusals |= {ask: self._refusal(ask.function, *ask.arguments) for ask in FUNCTIONS if ask.number not in have}
-        backwards = [*refusals.items()][::-1]  # so that the first of a number stays
+        backwards = [*refusals.items()][::-1]  # the first one of a number stays
         supported = {ask.number: ask for ask, why in backwards if why is None}
         self.unsupported |= {ask.number: why for ask, why in backwards if why and ask.number not in supported}
         return [*supported.values()]
 
     def _refusal(self, function: str, *arguments: Any) -> str | None:
-        """Return the reason why NVML refuses the call for good; None if it answers, or fails in a way that may pass."""
+        """Return the reason why NVML refuses a call permanently."""
         try:
             call(self._nv, function, self._device, *arguments)
         except self._nv.NVMLError as error:
@@ -417,11 +420,15 @@ def open_nvml(
     profile: bool = True,
     each_time: Collection[int] = (),
 ) -> NvmlSource:
-    """Return the source for the GPU, or the MIG device, of that UUID.
+    """Return the source for the GPU, or the MIG device, with this UUID.
 
-    own_pids: process ids of this run, called at every reading that finds processes. profile: take GPM's ratios if the
-    GPU has them. each_time: numbers of COUNTERS that every reading has, and not one a second. Raises SensorFailed if
-    there is no NVML, no such GPU, or one that MIG divides.
+    Args:
+        own_pids: returns the process IDs of this run.
+        profile: read GPM's ratios if the GPU has them.
+        each_time: those of COUNTERS that every reading has.
+
+    Raises:
+        SensorFailed: without NVML or the GPU, or if MIG divides it.
     """
     hint = "python -m pip uninstall -y pynvml; python -m pip install --force-reinstall nvidia-ml-py"
     try:
@@ -465,7 +472,7 @@ DEFAULT_FOLDERS = (
 ADDRESS = "localhost:5555"  # where a host engine listens by default
 AUTO = "--slm-telemetry auto"
 
-# DCGM's units in one of ours: percent, mJ, ns, MHz and MiB; the others are ours.
+# DCGM's units in one of ours: percent, mJ, ns, MHz and MiB. The others are the same.
 PER_UNIT: dict[int, float] = {
     of.GPU_UTIL: 100,  # a percentage, though 4.6 calls it a ratio (dcgmlib/src/DcgmCacheManager.cpp)
     of.ENERGY: 1000,
@@ -474,7 +481,7 @@ PER_UNIT: dict[int, float] = {
     of.MEMORY_USED: 2**-20,
 }
 
-# These, and the three after each, are no values and say why (NVIDIA/DCGM, dcgmlib/dcgm_structs.h).
+# These, and the three after each, are reasons and not values (NVIDIA/DCGM, dcgmlib/dcgm_structs.h).
 BLANK_INT32, BLANK_INT64, BLANK_FP64 = 0x7FFFFFF0, 0x7FFFFFFFFFFFFFF0, 140737488355328.0
 WHY_BLANK = ("blank", "not found", "not supported", "not permissioned")
 
@@ -484,8 +491,8 @@ _KEPT_S = 30.0  # how long the engine keeps values; only the last is read
 
 
 def in_our_unit(number: int, value: float) -> Answer:
-    """DCGM's value in SI units and ratios of 1, or the reason why there is none. Integers are given as int, because a
-    float cannot distinguish large blanks."""
+    """Return a DCGM value in SI units and ratios of 1, or the reason for none."""
+    # Integers must be int, because a float cannot distinguish large blanks.
     for base in (BLANK_INT32, BLANK_INT64, BLANK_FP64):
         if base <= value < base + len(WHY_BLANK):
             return WHY_BLANK[int(value - base)]
@@ -501,10 +508,13 @@ def in_our_unit(number: int, value: float) -> Answer:
 
 
 class DcgmSource(SensorSource):
-    """The last values of one GPU, each given once: the engine stamps them, and has none newer if it is read too early.
+    """Values of one GPU by DCGM, each returned once.
 
-    unsupported: fields that are absent, and why: unknown to the release, or refused, as profiling counters are without
-    root before Hopper. Raises SensorFailed, and whatever the bindings raise.
+    Attributes:
+        unsupported: reason for each missing field. Profiling counters need root before Hopper.
+
+    Raises:
+        SensorFailed: without the GPU or a field; the bindings raise other errors.
     """
 
     name = "dcgm"
@@ -512,7 +522,7 @@ class DcgmSource(SensorSource):
     def __init__(
         self, modules: Sequence[Any], address: str, interval_s: float, device_uuid: str, undo: ExitStack
     ) -> None:
-        self.interval_s = max(interval_s, MIN_SPAN_S)  # of the engine's watch, however often it is read
+        self.interval_s = max(interval_s, MIN_SPAN_S)  # of the engine's watch
         self.unsupported: dict[int, str] = {}
         self.undo = undo
         structs, fields, self._agent = modules
@@ -521,7 +531,7 @@ class DcgmSource(SensorSource):
         self._profiled_us: int | None = None
         structs._dcgmInit()
         self._agent.dcgmInit()
-        how = structs.c_dcgmConnectV2Params_v2()  # all zero: a TCP address, and our watches end with the connection
+        how = structs.c_dcgmConnectV2Params_v2()  # all zero: a TCP address, and watches end with the connection
         how.version, how.timeoutMs = structs.c_dcgmConnectV2Params_version, _CONNECT_MS
         self._handle = self._agent.dcgmConnect_v2(address, how)
         undo.callback(quietly, self._failed, self._agent.dcgmDisconnect, self._handle)
@@ -531,7 +541,7 @@ class DcgmSource(SensorSource):
             there = ", ".join(gpus) or "none"
             raise SensorFailed(f"DCGM at {address} does not know the GPU {device_uuid}; it knows {there}", AUTO)
         self._gpu = gpus[device_uuid]
-        # Groups of all clients of an engine share one space of names.
+        # All clients of an engine share the names of groups.
         self._name = f"pytest-slmserve-{uuid.uuid4().hex}"
         self._group = self._agent.dcgmGroupCreate(self._handle, _EMPTY_GROUP, self._name)
         undo.callback(quietly, self._failed, self._agent.dcgmGroupDestroy, self._handle, self._group)
@@ -547,8 +557,7 @@ class DcgmSource(SensorSource):
         self._agent.dcgmUpdateAllFields(self._handle, 1)
 
     def read(self, now_s: float) -> Reading:
-        """Return the values that are newer than those of the last reading. Raises SensorFailed if the engine is
-        gone."""
+        """Return the values that are newer than those of the last reading."""
         try:
             found = self._agent.dcgmEntityGetLatestValues(self._handle, _GPU_ENTITY, self._gpu, self.numbers)
         except self._failed as error:
@@ -564,9 +573,9 @@ class DcgmSource(SensorSource):
                 self._stamps_us[each.fieldId] = each.ts
             answers[each.fieldId] = answer
         reading = reading_of(answers)
-        # The span is that between the profiling counters by the engine's clock: at least the interval watched, and at
-        # most two, because a mean reaches back to the newest sample that is an interval old (NVIDIA/DCGM,
-        # dcgmlib/src/DcgmGpmManager.cpp) and nothing is known of what came before.
+        # The span is the time between profiling counters by the engine's clock: one to two watch intervals, because a
+        # mean reaches back to the newest sample that is an interval old (NVIDIA/DCGM,
+        # dcgmlib/src/DcgmGpmManager.cpp).
         stamps_us = [a.ts for a in found if a.fieldId in of.PROFILED and reading.values[a.fieldId] is not None]
         if not stamps_us:
             return reading
@@ -575,7 +584,7 @@ class DcgmSource(SensorSource):
         return replace(reading, span_s=min(max(since_s, self.interval_s), 2 * self.interval_s))
 
     def _watch(self, numbers: Sequence[int]) -> None:
-        """Watch all of them together or, if that is refused, in halves: down to the number that is refused itself."""
+        """Watch these fields, or without the ones that DCGM refuses."""
         if not numbers:
             return
         agent, handle = self._agent, self._handle
@@ -598,10 +607,15 @@ class DcgmSource(SensorSource):
 def open_dcgm(
     device_uuid: str, *, address: str = ADDRESS, interval_s: float, folders: Sequence[Path] = DEFAULT_FOLDERS
 ) -> DcgmSource:
-    """Return the GPU of that UUID as the host engine at `address` (host:port) sees it, watched from now on.
+    """Return the source for the GPU with this UUID at DCGM's host engine.
 
-    interval_s: how often the engine shall look, no less than MIN_SPAN_S. folders: where the bindings may be.
-    Raises SensorFailed if the bindings, the engine or the GPU are not there.
+    Args:
+        address: host:port of the engine.
+        interval_s: time between two collections.
+        folders: where the bindings may be.
+
+    Raises:
+        SensorFailed: if the bindings, the engine or the GPU are missing.
     """
     folder = next((folder for folder in folders if (folder / "dcgm_agent.py").is_file()), None)
     if folder is None:
@@ -610,7 +624,7 @@ def open_dcgm(
     sys.path.insert(0, str(folder))
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Python thinks of their code is not for our users
+            warnings.simplefilter("ignore")  # users cannot fix warnings about this code
             modules = [import_module(name) for name in ("dcgm_structs", "dcgm_fields", "dcgm_agent")]
     except Exception as error:  # code that is not ours
         raise SensorFailed(f"DCGM's Python bindings in {folder} cannot be imported: {error!r}", AUTO) from error
@@ -626,12 +640,12 @@ def open_dcgm(
     return source
 
 
-MOST_BYTES = 1 << 22  # of an answer to one question: the page of a server's metrics has some ten thousand
-MOST_INTERIM = 8  # responses before the one that answers
+MOST_BYTES = 1 << 22  # of one answer; a page of a server's metrics has about ten thousand
+MOST_INTERIM = 8  # responses before the final one
 
 
 class FinalResponse(http.client.HTTPResponse):
-    """A response after the interim ones, such as 103 Early Hints, of which Python takes all but 100 for the answer."""
+    """The response after interim ones such as 103 Early Hints, of which Python skips only 100."""
 
     def _read_status(self) -> tuple[str, int, str]:
         for _ in range(MOST_INTERIM):
@@ -645,7 +659,12 @@ class FinalResponse(http.client.HTTPResponse):
 def ask_once(
     method: str, url: str, headers: Mapping[str, str], body: str | None, within_s: float
 ) -> tuple[int, str, str]:
-    """Status, content type and text of an answer, if long its beginning. Raises OSError or HTTPException."""
+    """Return status, content type and text of an HTTP answer; a long text is cut off.
+
+    Raises:
+        OSError, HTTPException: without an answer in time.
+        ValueError: for an invalid port.
+    """
     until = time.monotonic() + within_s
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -656,9 +675,9 @@ def ask_once(
         wire, answer, text = connection.sock, connection.getresponse(), bytearray()
         while len(text) < MOST_BYTES and (piece := answer.read1(MOST_BYTES)):
             text += piece
-            if (left_s := until - time.monotonic()) <= 0:  # a socket's own limit begins anew with every byte
+            if (left_s := until - time.monotonic()) <= 0:  # a socket's own limit starts again with every byte
                 raise TimeoutError(f"no end within {within_s:g} s")
-            if not answer.isclosed():  # at its end, by Python 3.13, and its socket with it
+            if not answer.isclosed():  # Python 3.13 closes it and its socket at the end
                 wire.settimeout(left_s)
         return answer.status, answer.headers.get("content-type", ""), text.decode(errors="replace")
     finally:
@@ -667,24 +686,27 @@ def ask_once(
 
 EXAMPLE = "http://localhost:9400/metrics"
 NUMBERS = {name: number for number, sensor in of.SENSORS.items() if number < of.OURS for name in sensor.names}
-# Fields that DCGM 4.7 has beside the older ones (1603, 1604, 1611, 1627), in our units (NVIDIA, Field Identifiers).
+# Fields that DCGM 4.7 adds to the older ones (1603, 1604, 1611, 1627), in our units (NVIDIA, Field Identifiers).
 IN_OUR_UNITS = {
     "DCGM_FI_DEV_SM_CLOCK_HERTZ": of.SM_CLOCK,
     "DCGM_FI_DEV_MEMORY_CLOCK_HERTZ": of.MEMORY_CLOCK,
     "DCGM_FI_DEV_GPU_ENERGY_JOULES_TOTAL": of.ENERGY,
     "DCGM_FI_DEV_FB_USED_BYTES": of.MEMORY_USED,
 }
-# In DCGM 4.6 another name of field 203, a percentage without decimals; in 4.7 field 1613, a ratio of 0 to 1.
+# In DCGM 4.6 another name of field 203, an integer percentage; in 4.7 field 1613, a ratio of 0 to 1.
 EITHER = "DCGM_FI_DEV_GPU_UTIL_RATIO"
 DRIVER_4_7 = "dcgm_fi_system_driver_version"  # a label that dcgm-exporter has since 4.9, for DCGM 4.7
 ON_A_PAGE = (*NUMBERS, *IN_OUR_UNITS, EITHER)
 TIMEOUT_S = 2.0
-TWO_NAMES = 0.05  # of a value: how far apart it may be under its older and its newer name
+TWO_NAMES = 0.05  # relative difference of a value under its older and its newer name
 
 
 def samples(page: str, names: Iterable[str]) -> list[Any]:
-    """Return the samples of Prometheus' client (`name`, `labels`, `value`) on a page whose names begin with one of
-    `names`, in capitals or not. An integer stays one. Raises ValueError for a line that is not of the format."""
+    """Return the samples on a Prometheus page whose names begin with one of `names`, in any case.
+
+    Raises:
+        ValueError: for a line in another format.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     # The other lines would take most of the time, and after a comment on its type a counter gets another name.
@@ -697,22 +719,24 @@ def samples(page: str, names: Iterable[str]) -> list[Any]:
 
 
 def _in_dcgms_unit(name: str, value: float, is_new: bool) -> tuple[int | None, float]:
-    """Return the number and the value, in DCGM's unit, of what a page has by this name. is_new: whether it is of DCGM
-    4.7. No number if the unit cannot be told: a 1 of `EITHER` is 1 % by DCGM 4.6, and all of the time by 4.7."""
+    """Return the sensor number of a name, if its unit is known, and the value in DCGM's unit."""
     if name in IN_OUR_UNITS:
         number = IN_OUR_UNITS[name]
         return number, value * PER_UNIT[number]
     if name != EITHER:
         return NUMBERS[name], value
+    # A 1 is 1% in DCGM 4.6, and 100% in 4.7.
     if is_new or value != value // 1:
         return of.GPU_UTIL, value * PER_UNIT[of.GPU_UTIL]
     return None if value == 1 else of.GPU_UTIL, value
 
 
 def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
-    """Values of one GPU among the samples of a page, by number, in DCGM's units. The GPU is the one of that UUID or, if
-    the page knows none, the only one. Raises SensorFailed if it is not on the page, if MIG divides it, or if two lines
-    of it contradict each other."""
+    """Return the values of one GPU on a page (without UUIDs, of the only GPU), in DCGM's units.
+
+    Raises:
+        SensorFailed: if the GPU is missing, MIG divides it, or two lines contradict each other.
+    """
     gpus: dict[str, dict[int, float]] = {}
     divided, contradicted, shown = set[str](), dict[str, str](), dict[str, str]()
     is_new = any(sample.name.upper() in IN_OUR_UNITS for sample in page)
@@ -730,7 +754,7 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
         if number is None:
             continue
         before = known.setdefault(number, value)
-        close = TWO_NAMES if name in (*IN_OUR_UNITS, EITHER) else 0.0  # the older name has it rounded
+        close = TWO_NAMES if name in (*IN_OUR_UNITS, EITHER) else 0.0  # the older one is rounded
         if before != value and abs(before - value) > close * abs(before):
             contradicted[key] = f"{name} of {gpu} twice, as {before:g} and {value:g}"
     mine = device_uuid.lower()
@@ -749,10 +773,13 @@ def values_of_gpu(page: Sequence[Any], device_uuid: str) -> dict[int, float]:
 
 
 class ExporterSource(SensorSource):
-    """Scrapes the page at each reading. A page that says what the last one said counts as not updated.
+    """Values of one GPU on the page of a dcgm-exporter, scraped at each reading.
 
-    The first page is read when the source is made, because nobody knows how old it is: values are given once they
-    change. Raises BadUsage for a URL that is not of http or https, SensorFailed if there is no such page or GPU.
+    The age of the first page is unknown, so values are returned after its first change.
+
+    Raises:
+        BadUsage: for a URL that is not http or https.
+        SensorFailed: without the page or the GPU.
     """
 
     name = "dcgm-exporter"
@@ -761,7 +788,7 @@ class ExporterSource(SensorSource):
         try:
             parts = urlsplit(url)
             fits = parts.scheme in ("http", "https") and bool(parts.hostname)
-        except ValueError:  # brackets of an address that is none
+        except ValueError:  # brackets without an address
             fits = False
         if not fits:
             raise BadUsage(f"{url!r} is not the address of a dcgm-exporter's page", f"--slm-telemetry {EXAMPLE}")
@@ -771,8 +798,10 @@ class ExporterSource(SensorSource):
         self._updated_s: float | None = None
 
     def read(self, now_s: float) -> Reading:
-        """Return the values of the page, if it has changed. The span is the time since the last change; None without
-        profiling counters, and at first: the exporter's interval is unknown."""
+        """Return the values of the page if it has changed.
+
+        The span is the time since the last change, because the exporter's interval is unknown.
+        """
         page, last = self._scraped(), self._page
         self._numbers |= page.keys()
         if str(sorted(page.items())) == str(sorted(last.items())):  # as text, in which NaN equals NaN

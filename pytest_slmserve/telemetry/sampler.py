@@ -1,7 +1,7 @@
-"""Selection of the sources that answer on this host, read at even times during a measurement.
+"""Selection of the available sensor sources, and their readings at even times during a measurement.
 
-In a thread of this process: the engine has a process of its own, so neither waits for the other, and while an engine is
-measured this process does nothing else. One thread at a time uses a source, as the handles of NVML require.
+A thread of this process reads them, because the engine has its own process and this process is idle meanwhile. One
+thread at a time uses a source, as the handles of NVML require.
 """
 
 import math
@@ -18,15 +18,15 @@ from pytest_slmserve.schema.records import Telemetry
 from pytest_slmserve.telemetry.gpu import ADDRESS, ExporterSource, open_dcgm, open_nvml
 from pytest_slmserve.telemetry.host import MIN_SPAN_S, NO_GPU, HostSource, Reading, SensorSource, open_speed_probe
 
-INTERVAL_S = 0.25  # the shortest that leaves room for the cost of a reading, some milliseconds, and for a late one
-SHORT_S = 5.0  # a counter read once a second would cover less than four fifths of a shorter window
+INTERVAL_S = 0.25  # long enough for a reading, which takes milliseconds, and for a late one
+SHORT_S = 5.0  # a counter read once a second covers less than 80% of a shorter window
 BEFORE = 4  # intervals kept before a window: the state when it began
 AFTER = 1
 
 
 @dataclass
 class Recording:
-    """Rows as they come: the time of the reading, and the readings of all sources as one. Read it when it is over."""
+    """Readings of all sources at successive times, and failures by the name of the source."""
 
     sources: Sequence[SensorSource]
     interval_s: float
@@ -35,22 +35,24 @@ class Recording:
     failed: dict[str, str] = field(default_factory=dict)  # by the source's name
 
     def read(self) -> None:
-        """Add one row. A source that fails is noted and not read again: the measurement goes on."""
+        """Add one row. A source that fails is noted and not read again, and the measurement continues."""
         now = self.clock()
         readings = []
         for source in self.sources:
             if source.name not in self.failed:
                 try:
                     readings.append(source.read(now))
-                except Exception as error:  # a fault of ours must not cost a measurement either
+                except Exception as error:  # even a bug must not cost a measurement
                     why = error.problem if isinstance(error, SensorFailed) else f"{type(error).__name__}: {error}"
                     self.failed[source.name] = f"{source.name} failed after {len(self.rows)} readings: {why}"
         if readings:
             self.rows.append((now, merged_readings(readings)))
 
     def read_until(self, over: threading.Event) -> None:
-        """Read at even times, and once more at the end. Two readings are at least half an interval apart, also if the
-        first one was late."""
+        """Read at even times until `over` is set, and then once more.
+
+        Readings are at least half an interval apart, the last one at least MIN_SPAN_S.
+        """
         due = read_at = self.clock()
         ended = False
         while not ended or self.clock() - read_at >= MIN_SPAN_S:
@@ -63,8 +65,12 @@ class Recording:
             ended = over.wait(due - self.clock())
 
     def telemetry(self, began_s: float, window_s: tuple[float, float] | None = None) -> Telemetry:
-        """Return the rows of a run that began at `began_s` of the clock; with a window, those that describe it. Values
-        are rounded as an archive keeps them, so that a report on it says what the run said."""
+        """Return the rows of a run, rounded as in results files, so that reports show the same numbers.
+
+        Args:
+            began_s: start of the run by `clock`.
+            window_s: only the rows of this window.
+        """
         first, last = window_s or (-math.inf, math.inf)
         low, high = began_s + first - BEFORE * self.interval_s, began_s + last + AFTER * self.interval_s
         rows = [(at, reading) for at, reading in self.rows if low <= at <= high]
@@ -88,7 +94,7 @@ def columns_of(rows: Sequence[Mapping[int, float | None]]) -> dict[int, tuple[fl
 
 
 def merged_readings(readings: Sequence[Reading]) -> Reading:
-    """Several sources' readings as one: the first that has a number or a span counts."""
+    """Return the readings of several sources as one. The first source that has a number or a span counts."""
     values: dict[int, float | None] = {}
     for reading in reversed(readings):
         values |= reading.values
@@ -98,7 +104,7 @@ def merged_readings(readings: Sequence[Reading]) -> Reading:
 
 
 class Sampler:
-    """Sources, and how often they are read. Raises BadUsage for an interval too short for the GPU's counters."""
+    """Sensor sources and their interval. Raise BadUsage if it is too short for the GPU's counters."""
 
     def __init__(self, sources: Sequence[SensorSource], interval_s: float = INTERVAL_S) -> None:
         if interval_s < MIN_SPAN_S:
@@ -110,8 +116,7 @@ class Sampler:
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """Record until the block ends, which is no later than one reading after it. Within another's block it is the
-        same recording, because ratios would be over spans too short if both were read."""
+        """Record until the block ends. A nested block uses the same recording, because spans would be too short."""
         if self._under_way:
             yield self._under_way
             return
@@ -132,10 +137,13 @@ class Sampler:
 
 
 class SeveralGpus(SensorSource):
-    """Several GPUs as one source: the values of each stay apart, because a sum would hide the one that lags.
+    """Several GPUs as one source, with separate values, because a sum would hide a slow GPU.
 
-    gpus: the sources of each, in the order in which an engine has the GPUs. One that fails ends them all: the others
-    would be taken for the whole."""
+    It fails if one GPU fails, because the rest would be taken for the whole.
+
+    Args:
+        gpus: sources of each GPU, in the engine's order.
+    """
 
     def __init__(self, gpus: Sequence[Sequence[SensorSource]]) -> None:
         names = dict.fromkeys(" + ".join(source.name for source in sources) for sources in gpus)
@@ -156,12 +164,17 @@ class SeveralGpus(SensorSource):
 def open_sampler(
     choice: str, device: str, interval_s: float, others: Sequence[str] = (), window_s: float = math.inf
 ) -> tuple[Sampler | None, list[str]]:
-    """Return a sampler of the sources that `choice` (the text of --slm-telemetry) names, and notes for the user.
+    """Return a sampler of the chosen sources (None if "off"), and notes for the user.
 
-    device: what is measured, a GPU's UUID or "cpu". others: further GPUs that are measured with it. "auto" takes the
-    sources that are there and notes those that are not; anything else raises SensorFailed if it is not there, BadUsage
-    if it cannot be. window_s: the shortest window; below SHORT_S each reading has the energy counter, or two readings
-    of it would be half of a window.
+    Args:
+        choice: text of --slm-telemetry. "auto" uses the available sources and notes the missing ones.
+        device: UUID of the measured GPU, or "cpu" or "none".
+        others: further GPUs.
+        window_s: shortest window. Below SHORT_S each reading has the energy counter.
+
+    Raises:
+        SensorFailed: if the chosen source is missing.
+        BadUsage: if choice or interval are not possible.
     """
     if choice == "off":
         return None, []
@@ -177,7 +190,7 @@ def open_sampler(
     sources = each[0]
     if others and all(each):
         sources = [SeveralGpus(each)]
-    elif others:  # a part of them would be taken for the whole
+    elif others:  # some of them would be taken for all
         SeveralGpus(each).close()
         sources = []
         notes.append("telemetry: not every GPU of the engine has sensors that answer, so none is read")
@@ -189,7 +202,7 @@ def _sources_of_gpu(
 ) -> list[SensorSource]:
     match choice.partition("=")[::2]:
         case "auto", _:
-            # NVML with the profiling counters of the GPU (Hopper and newer); else with those of DCGM, if it runs.
+            # NVML with the profiling counters of the GPU (Hopper and newer), or else with those of DCGM if it runs.
             found: list[SensorSource] = []
             try:
                 found.append(open_nvml(device, profile=True, each_time=often))
@@ -197,7 +210,7 @@ def _sources_of_gpu(
                     return found
             except SensorFailed as error:
                 notes.append(f"telemetry: {error.problem}")
-            try:  # of what both have, DCGM's counts
+            try:  # DCGM's value counts if both have one
                 return [open_dcgm(device, interval_s=interval_s), *found]
             except SensorFailed as error:
                 none = "no profiling counters (SM, DRAM and tensor activity): NVML has none for this GPU"
@@ -227,12 +240,12 @@ POWER_W = 350.0
 
 
 def simulated_values(at_s: float, power_w: float) -> dict[int, float | None]:
-    """Values of a busy GPU in which nothing changes, `at_s` seconds after its energy counter began."""
+    """Return the constant readings of a busy GPU, `at_s` seconds after its energy counter began."""
     return {**STEADY, of.POWER: power_w, of.POWER_INSTANT: power_w, of.ENERGY: power_w * at_s}
 
 
 class SimulatedSource(SensorSource):
-    """A busy GPU in which nothing changes, read during a user's own block if nothing real is measured."""
+    """A busy GPU with constant readings, used in a user's own block if nothing real is measured."""
 
     name = "simulated"
 

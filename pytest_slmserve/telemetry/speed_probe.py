@@ -1,9 +1,9 @@
-"""A fixed piece of pure Python, timed once for each line that comes in.
+"""Time a fixed piece of pure Python for each line of input.
 
     python -I -S speed_probe.py PARENT_PID [CORE]
 
-A line out is the time of a piece by the clock, and its CPU time, in microseconds. A process of its own: nothing that
-the parent does can hold up the piece, and it ends when the parent does. The standard library alone, to start fast.
+A line of output has time and CPU time of one piece in microseconds. The parent cannot delay this separate process,
+which ends with the parent. It imports only the standard library to start fast.
 """
 
 import os
@@ -12,11 +12,11 @@ import signal
 import sys
 import time
 
-STEPS = 30_000  # 3 to 6 ms; another number, or other work, would make older records incomparable
+STEPS = 30_000  # 3 to 6 ms; a change makes existing records incomparable
 
 
 def probe_work() -> int:
-    """Work as an interpreter has it: arithmetic, small integers made and dropped, a table of 50 KB."""
+    """Do typical work of an interpreter: arithmetic, small integers, a table of 50 KB."""
     seen: dict[int, int] = {}
     for number in range(STEPS):
         key = number * 7919 % 1021
@@ -32,14 +32,14 @@ def timed() -> tuple[int, int]:
 
 
 def _main(parent: str, *core: str) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal it comes to all; the parent decides when we end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all, but the parent ends this process
     if core:
         os.sched_setaffinity(0, {int(core[0])})
     try:
         gone = os.pidfd_open(int(parent))
     except ProcessLookupError:
         return
-    probe_work()  # an interpreter is slower at what it does for the first time
+    probe_work()  # the first execution is slower
     while gone not in (ready := select.select([0, gone], [], [])[0]) and ready and os.read(0, 1 << 10):
         os.write(1, b"%d %d\n" % timed())
 

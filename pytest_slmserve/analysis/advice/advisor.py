@@ -1,11 +1,9 @@
-"""Advice on what to deploy: for each model a batch, its throughput and cost, the memory it needs, the number of
-engines.
+"""Recommendations for deployments: batch, throughput, cost, memory and number of engines for each model.
 
-The batch follows the rule of the batching advisor of arXiv:2503.08311 (`batching`). From two loads only, the saturation
-law through them predicts the batch. Through batch 1 and 32 of the paper's published points the law predicts latencies
-of all larger batches 8 to 13 % too long, so it errs on the careful side.
-
-An unknown value is None, and a sentence says why it is unknown.
+The batch follows the rule of the batching advisor of arXiv:2503.08311 (`batching`). From two loads, the saturation
+model through them predicts it. Through batch 1 and 32 of the paper's published points, the predicted latencies of all
+larger batches are 8 to 13% too long, so the error is on the safe side. An unknown value is None, and a sentence has the
+reason.
 """
 
 import math
@@ -31,12 +29,12 @@ from pytest_slmserve.schema.specs import Adapters, EngineSpec
 
 GPU_MEMORY_UTILIZATION = 0.9  # of the GPU for all engines together
 UTILIZATION_STEPS = 1000  # vLLM takes its share of the memory with three decimals
-REACH = 16  # times the largest load measured: how far a prediction goes (checked to 24 times on published points)
-WORTH = 1.1  # a smaller bound leaves too little to start a second engine
-REPLICAS = 2  # of what four engines gained in the raw results of arXiv:2503.08311, two gained four fifths or all
+REACH = 16  # times the largest measured load: limit of predictions (checked to 24 times on published points)
+WORTH = 1.1  # a smaller gain is not worth a second engine
+REPLICAS = 2  # they had at least 80% of the gain of four engines in the raw results of arXiv:2503.08311
 AT_LIMIT = 0.95  # share of the power limit
-# What two engines on one GPU gained over one under as many requests, over the bound on it, but at most over 2: median
-# and the middle 90 % of 38 sets measured on H100s and H200s, of nine models (archives with "replicas" and "today").
+# Gain of two engines on one GPU over one engine at the same concurrency, divided by its upper bound (at most 2): median
+# and middle 90% of 38 sets of nine models on H100s and H200s (results files with "replicas" and "today").
 OF_BOUND = Interval(0.86, 0.71, 1.07)
 
 Unit = Literal["host", "dram", "tensor", "roofline"]
@@ -44,9 +42,14 @@ Unit = Literal["host", "dram", "tensor", "roofline"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """Memory that an engine of a model takes. kv_bytes_per_token: in the layers that share a block. longest: tokens of
-    a full request. groups: of such layers; each may take blocks for all tokens. allowance_bytes: activations,
-    captured graphs and the context. allowance_seen: by sensors, as memory used less weights less KV cache."""
+    """Memory of an engine of a model.
+
+    Attributes:
+        kv_bytes_per_token: in the layers that share a block.
+        longest: tokens of a request at full length.
+        groups: of layers; each may need blocks for all tokens.
+        allowance_bytes: activations, captured graphs and context; measured if `allowance_seen`.
+    """
 
     weight_bytes: int
     kv_bytes_per_token: int
@@ -62,11 +65,11 @@ class Footprint:
 
     @property
     def request_bytes(self) -> int:
-        """KV of one request at full length, in whole blocks."""
+        """KV cache of one request at full length, in whole blocks."""
         return self.groups * -(-self.longest // self.block_size) * self.block_bytes
 
     def kv_bytes(self, batch: int) -> int:
-        """KV cache for a batch at full length, and for the block that no request ever gets."""
+        """Return the KV cache for a batch at full length, and the block that no request gets."""
         return batch * self.request_bytes + NULL_BLOCKS * self.block_bytes
 
     def total_bytes(self, batch: int) -> int:
@@ -75,8 +78,12 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedEngine:
-    """A model as it was served. dtype, max_num_batched_tokens: as the engine reported them. no_footprint: why there is
-    no memory of a GPU to plan; empty if there is. kv_had_bytes, gpu_had_bytes: its KV cache, and all of its GPU."""
+    """An engine as it was measured.
+
+    Attributes:
+        no_footprint: reason why GPU memory cannot be planned.
+        kv_had_bytes: its KV cache; `gpu_had_bytes` is all memory of its GPU.
+    """
 
     spec: EngineSpec
     dtype: str = "auto"
@@ -89,10 +96,14 @@ class ServedEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSweep:
-    """One model. points: of one engine; their `e2e_repeats` are seconds per output token. output_share: output tokens
-    as a share of those that the points' rates count. b_half: if it is known beforehand. work, peaks: for the
-    roofline. together: throughput of the best measured set of engines on one GPU over that of one engine under as many
-    requests. notes: what a reader should know of the source."""
+    """The measured points of one model, and its engine.
+
+    Attributes:
+        points: their `e2e_repeats` are seconds per output token.
+        output_share: output tokens divided by the tokens that the points' rates count.
+        b_half: None unless known in advance.
+        together: throughput of the best set of engines, relative to a single engine at the same concurrency.
+    """
 
     name: str
     points: tuple[Point, ...]
@@ -106,7 +117,7 @@ class ModelSweep:
 
     @property
     def usable(self) -> list[Point]:
-        """Points that are valid and not degraded."""
+        """Points that are valid and not questionable."""
         return [p for p in valid_points(self.points) if not p.degraded]
 
     @property
@@ -116,8 +127,12 @@ class ModelSweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objectives:
-    """slo: None decides by efficiency only. gpu_bytes: None if no GPU is known. price_per_hour: of the GPU. together:
-    whether all models share the GPU; else each has it for itself. adapters: that each model is to hold."""
+    """Conditions of a recommendation.
+
+    Attributes:
+        slo: None for efficiency only.
+        together: whether all models share the GPU.
+    """
 
     slo: Slo | None = None
     threshold: float = batching.EFFICIENCY
@@ -134,9 +149,15 @@ class Objectives:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """choice: B_opt, with ends by the noise of repeats if it was measured. predicted: by the laws through two loads.
-    limit: of the latency. base: T(1). step, wait: laws of the seconds of a step and of an output token. reason: why
-    there is no B_opt. notes: what rests on more than measurement, and what to know."""
+    """The batch of one model, and its reasons.
+
+    Attributes:
+        choice: B_opt, with its range by the noise of repeats.
+        predicted: from the saturation model through two loads.
+        base: throughput T(1).
+        step: model of the seconds of a step; `wait` of an output token.
+        reason: why there is no B_opt.
+    """
 
     choice: ChosenLoad = field(default_factory=ChosenLoad)
     predicted: bool = False
@@ -155,8 +176,6 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class BatchOption:
-    """A batch that a model may be given."""
-
     batch: int
     tokens_per_s: float
     total_bytes: int
@@ -164,8 +183,12 @@ class BatchOption:
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """Upper bound of the gain of several engines. busy: one engine's share of what can be used of `unit`. factor: of
-    one engine's throughput. why: the resource with its measured value."""
+    """Upper bound of the gain of several engines.
+
+    Attributes:
+        busy: share of the achievable peak of `unit` that one engine uses.
+        factor: throughput relative to one engine.
+    """
 
     unit: Unit
     busy: float
@@ -175,8 +198,7 @@ class Ceiling:
 
 @dataclass(frozen=True, slots=True)
 class Gains:
-    """Tightest upper bounds for each way to share the GPU, None if nothing bounds it, measured at the load `at`.
-    power_share: of the power limit."""
+    """Smallest upper bound for each way to share the GPU, measured at the load `at`."""
 
     at: int
     power_share: float | None
@@ -186,8 +208,13 @@ class Gains:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatingPoint:
-    """Figures of a batch, with 95 % intervals if noise is known. share: of the largest throughput measured. latency_s:
-    of an output token. efficiency: T(B)/(B T(1)). cost: of a million output tokens."""
+    """Figures of a batch, with 95% intervals if the noise is known.
+
+    Attributes:
+        share: of the largest measured throughput.
+        efficiency: T(B)/(B T(1)).
+        cost: of a million output tokens.
+    """
 
     batch: int
     tokens_per_s: Interval
@@ -200,8 +227,12 @@ class OperatingPoint:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Memory of one engine at a batch. freed_*: of the KV cache that it had, negative for less, None if unknown. The
-    share is of the GPU's memory (arXiv:2503.08311)."""
+    """Memory of one engine at a batch.
+
+    Attributes:
+        freed_bytes: of its measured KV cache; negative if it needs more.
+        freed_share: of the GPU's memory (arXiv:2503.08311).
+    """
 
     kv_blocks: int
     kv_bytes: int
@@ -213,8 +244,13 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaAdvice:
-    """Numbers of engines: that fit with the batch each, that fit with a part of it each (split), and that are worth a
-    trial for the reason `why` (advised), with `each` requests each."""
+    """Numbers of engines on one GPU.
+
+    Attributes:
+        at_batch: that fit with the whole batch each.
+        split: that fit with a part of the batch each.
+        advised: that are worth a trial, with `each` requests each.
+    """
 
     at_batch: int
     split: int
@@ -225,8 +261,12 @@ class ReplicaAdvice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """The advice on one model. batch: B_opt, or less if the memory does not hold that; None if nothing is advised.
-    advised, largest, single: figures at this batch, at the largest load measured, and at 1."""
+    """The recommendation for one model.
+
+    Attributes:
+        batch: B_opt, or less if the memory is too small.
+        advised: figures at this batch; `largest` and `single` are at the largest measured load and at 1.
+    """
 
     subject: ModelSweep
     decision: Decision
@@ -241,8 +281,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class CombinedPlacement:
-    """All models with a batch on one GPU. total_bytes: at the least if they do not fit. lowered: models with less than
-    their B_opt."""
+    """All models on one GPU. `lowered` models have less than their B_opt."""
 
     fits: bool
     total_bytes: int
@@ -252,7 +291,7 @@ class CombinedPlacement:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """together: None if the memory of the GPU, or that of each model, is unknown, or each has a GPU for itself."""
+    """Recommendations for all models. `together` is None if memory is unknown or not shared."""
 
     wish: Objectives
     advices: tuple[Advice, ...]
@@ -260,12 +299,11 @@ class Plan:
 
     @property
     def possible(self) -> bool:
-        """Whether a batch is advised for a model."""
         return any(advice.batch is not None for advice in self.advices)
 
 
 def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
-    """Return a batch for each model and what follows from it: each alone on the GPU, or so that all fit."""
+    """Return the recommendations for all models, each alone on the GPU or all together."""
     decisions = [decide(subject, wish) for subject in subjects]
     shared, combined = wish.together and len(subjects) > 1, None
     if shared or len(subjects) == 1:
@@ -296,13 +334,13 @@ def plan(subjects: Sequence[ModelSweep], wish: Objectives) -> Plan:
 
 
 def decide(subject: ModelSweep, wish: Objectives) -> Decision:
-    """B_opt of one model: the largest load measured within the conditions, or what two loads predict."""
+    """Return B_opt of one model: the largest measured load within the conditions, or a prediction from two loads."""
     loads = subject.usable
     if len(loads) < 2:
         at = f" (concurrency {loads[0].concurrency})" if loads else ""
         return Decision(reason=f"{len(loads)} load{'' if len(loads) == 1 else 's'} to judge by{at}: two are needed")
     law = step = None
-    if len(loads) > 2 or subject.b_half is not None:  # of two loads both laws meet them as well as they can
+    if len(loads) > 2 or subject.b_half is not None:  # with two loads, both models go through them
         with suppress(TooFewPoints):
             law = fit(loads, subject.b_half)
             step = LatencyLaw(law.t_inf.value, law.b_half.value) if law.identified else None
@@ -347,7 +385,7 @@ def _measured(subject: ModelSweep, known: Decision, law: Fit | None, wish: Objec
     if law and not law.describes:
         off = f"the saturation law is off by up to {percent(law.error_max)} here"
         notes.append(f"{off}: what it allows is no more than a hint")
-    # eff(B) = (1 + b_half)/(B + b_half) by the law; the latency is within the objective up to 0 if no batch is.
+    # By the model, eff(B) = (1 + b_half)/(B + b_half). If no batch has the latency, its cap is 0.
     efficient = (1 + law.b_half.value) / wish.threshold - law.b_half.value if law and law.identified else None
     soon = None
     if slo is not None and wait is not None:
@@ -357,8 +395,7 @@ def _measured(subject: ModelSweep, known: Decision, law: Fit | None, wish: Objec
 
 
 def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decision:
-    """Return the largest batch within the conditions by the laws through two loads, unless the larger load measured is
-    no less."""
+    """Return the largest batch by the models through two loads, or a measured load that is not smaller."""
     loads, limit, step, wait, base = subject.usable, known.limit, known.step, known.wait, known.base
     assert step and wait and base
     both = f"concurrency {loads[0].concurrency} and {loads[-1].concurrency}"
@@ -384,8 +421,7 @@ def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decisi
 
 
 def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyLaw | None:
-    """Return the law through two pairs of batch and seconds; None if seconds do not grow, or grow faster than the
-    batch."""
+    """Return the saturation model through two pairs of batch and seconds, or None if they contradict it."""
     (small, soon), (large, late) = sorted((first, second))
     if large <= small or late <= soon:
         return None
@@ -395,7 +431,6 @@ def through(first: tuple[float, float], second: tuple[float, float]) -> LatencyL
 
 
 def conditions(wish: Objectives, limit: Limit | None) -> str:
-    """Return a clause with the conditions on a batch: efficiency, and the limit in ms per output token, if any."""
     enough = f"an efficiency above {percent(wish.threshold)}"
     return enough if limit is None else f"{enough} and at most {1e3 * limit.seconds:.3g} ms per output token"
 
@@ -406,7 +441,7 @@ def conditions(wish: Objectives, limit: Limit | None) -> str:
 def operating_point(
     subject: ModelSweep, decision: Decision, wish: Objectives, batch: int | None
 ) -> OperatingPoint | None:
-    """Return the figures of a batch, as measured at this load, or else predicted by the laws; None without either."""
+    """Return the figures of a batch, measured or else predicted."""
     point = next((p for p in subject.usable if p.concurrency == batch), None)
     step, line, wait, cost = decision.step, decision.wait, None, None
     if batch is not None and point is not None:
@@ -416,7 +451,7 @@ def operating_point(
     else:
         return None
     price, output = wish.price_per_hour, subject.output_share
-    if price is not None and output is not None:  # which falls as the rate grows
+    if price is not None and output is not None:  # it falls as the rate grows
         cost = Interval(rate.value, rate.high, rate.low).mapped(lambda per_s: price / (3600 * per_s * output) * 1e6)
     return OperatingPoint(
         batch=batch,
@@ -430,7 +465,7 @@ def operating_point(
 
 
 def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
-    """Return the mean of a point's repeats, with its interval by the noise of all points."""
+    """Return the mean of a point's repeats, with an interval from the noise of all points."""
     valid = valid_points(points)
     return replace(factor(point_differences(valid, what).mean(valid.index(point))), value=fmean(what(point)))
 
@@ -439,12 +474,11 @@ def around(point: Point, points: Sequence[Point], what: Figure) -> Interval:
 
 
 def utilization(total_bytes: int, gpu_bytes: int) -> float:
-    """Return the share for vLLM, rounded up. If the KV bytes are given, vLLM only checks that this share is free."""
+    """Return `gpu_memory_utilization`, rounded up; with given KV bytes, vLLM only checks that it is free."""
     return min(1.0, math.ceil(total_bytes * UTILIZATION_STEPS / gpu_bytes) / UTILIZATION_STEPS)
 
 
 def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | None:
-    """Return the memory of one engine at a batch; None without a batch, or if the footprint is unknown."""
     engine, footprint = subject.engine, subject.footprint
     if engine is None or footprint is None or batch is None:
         return None
@@ -463,9 +497,11 @@ def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | N
 def place(
     subjects: Sequence[ModelSweep], decisions: Sequence[Decision], wish: Objectives
 ) -> tuple[list[int | None], CombinedPlacement | None]:
-    """Return each model's batch so that all fit, and what they take together. A model whose memory is unknown keeps its
-    B_opt and is not counted. Others get it or less: loads that were measured, or by the law the largest that fits into
-    the budget, and powers of two; and 1."""
+    """Return the batch of each model so that all models fit, and their memory.
+
+    A model with unknown memory keeps its B_opt and does not count. The others get B_opt, a smaller measured load or 1;
+    if B_opt is predicted, also a power of two or the largest batch that fits alone.
+    """
     batches, budget = [decision.batch for decision in decisions], wish.budget_bytes
     options: dict[int, list[BatchOption]] = {}
     for i, (subject, decision) in enumerate(zip(subjects, decisions)):
@@ -492,17 +528,17 @@ def place(
 
 
 def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, ...] | None:
-    """Return the place of the option that each model gets, so that all engines fit; None if not even the first options
-    do. From the last options, the step down is taken that loses the least of its model's throughput per byte. What the
-    last step freed too much may let other models up again.
+    """Return the index of each model's option so that all engines fit, or None if they never do.
+
+    From the last options, it takes the step down that loses least of its model's throughput per byte. If the last step
+    frees too much, other models may go up again.
 
     Args:
-        models: Their options by ascending batch, of which the last is the best.
+        models: options of each model by ascending batch.
     """
     places = [len(options) - 1 for options in models]
 
     def worth(model: int, place: int) -> float:
-        """Return the share of the model's best throughput that the step up to this place adds, per byte."""
         before, after = models[model][place - 1 : place + 1]
         more = (after.tokens_per_s - before.tokens_per_s) / models[model][-1].tokens_per_s
         return more / (after.total_bytes - before.total_bytes)
@@ -528,13 +564,11 @@ def divide(models: Sequence[Sequence[BatchOption]], budget: int) -> tuple[int, .
 
 
 def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
-    """Return upper bounds on the gain of several engines at this load, or else at the largest measured below it. The
-    smallest measured load serves if none is below; None without a batch, or if no load is usable.
+    """Return upper bounds on the gain of several engines at the largest measured load up to this batch.
 
-    Each unit that one engine is known to use in part bounds the gain. The kernels of engines that take turns run at
-    most all of the time. Those that overlap share the memory and the tensor cores. Nothing passes the data sheet's
-    roofline at this batch with prompts hidden behind the decoding: each engine reads its own weights, so more engines
-    move no fewer bytes per token.
+    If there is no such load, the smallest one counts. Each resource that one engine uses partly is a bound. Kernels of
+    engines that take turns can run at most all of the time, and kernels that overlap share memory and tensor cores. The
+    roofline is also a bound, because each engine reads its own weights.
     """
     loads = subject.usable
     if batch is None or not loads:
@@ -565,15 +599,16 @@ def gains_at(subject: ModelSweep, batch: int | None) -> Gains | None:
 
 
 def second_engine(gains: Gains | None) -> Interval | None:
-    """Return the throughput of two engines that share the GPU over that of one under as many requests in all, as the
-    bound on the gain predicts it from published sets; None if nothing bounds it."""
+    """Return the predicted throughput of two engines, relative to one engine at the same total concurrency."""
     bound = gains.time_slicing if gains else None
     return None if bound is None else OF_BOUND.mapped(partial(mul, min(bound.factor, REPLICAS)))
 
 
 def batch_ends(advice: Advice) -> tuple[int | None, int | None]:
-    """Return the least batch that B_opt may be, by the noise of the repeats, and the smallest load measured that is
-    above it for sure; None for unknown ends, and both for a batch that was not measured."""
+    """Return the smallest possible B_opt by the noise of repeats, and the smallest measured load surely above it.
+
+    Both are None for a predicted batch.
+    """
     choice, measured = advice.decision.choice, [p.concurrency for p in advice.subject.usable]
     if choice.value is None or advice.decision.predicted:
         return None, None
@@ -584,14 +619,17 @@ def batch_ends(advice: Advice) -> tuple[int | None, int | None]:
 def replicas(
     subject: ModelSweep, decision: Decision, batch: int | None, gains: Gains | None, wish: Objectives, *, only: bool
 ) -> ReplicaAdvice | None:
-    """Return advice on how many engines fit and how many are worth a trial; None without a batch, or if the footprint
-    or the memory is unknown. only: no other model has a part of the GPU."""
+    """Return how many engines fit and how many are worth a trial.
+
+    Args:
+        only: no other model is on the GPU.
+    """
     footprint, budget = subject.footprint, wish.budget_bytes
     if footprint is None or budget is None or batch is None:
         return None
     at_batch, split = max(0, budget) // footprint.total_bytes(batch), replicas_that_split(footprint, batch, budget)
-    # Kernels of several engines overlap under MPS. Yet of 34 sets measured on an H100 and an H200 none gained over 7 %
-    # more than engines that take turns could (docs/results.md).
+    # Kernels overlap under MPS. But none of 34 sets on an H100 and an H200 gained over 7% more than engines that take
+    # turns could (docs/results.md).
     bound, advised, measured = gains.time_slicing if gains else None, 1, subject.together
     times = f"{measured.value:.2f} times" if measured else ""
     seen = f"sets of engines were measured, and the best served {times} what one did"

@@ -1,4 +1,4 @@
-"""Models to advise on, from sweeps of ours or from external results; and verdicts on what an advice predicted."""
+"""Models for recommendations, from sweeps or external results, and verdicts on the predictions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,18 +22,18 @@ from pytest_slmserve.schema.records import Measurement, Resolved
 from pytest_slmserve.schema.specs import GIB, Adapters, EngineSpec
 
 GRAPHS = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}  # arguments of the engine
-# Arguments that an advice sets: their values in the sweep no longer count.
+# Arguments that a recommendation replaces.
 KV_SIZE = ("kv_cache_memory_bytes", "num_gpu_blocks_override", "gpu_memory_utilization")
 ADVISED = ("max_num_seqs", "max_model_len", *KV_SIZE)
-LARGEST_GRAPH = 512  # tokens, of vLLM's default: twice max_num_seqs, and no more than this
-MANY = 0.3  # share of the steps that hold a prompt: what fewer of them cost is not most of the time
-NOT_THE_BATCH = 0.10  # share by which concurrent requests may miss the knob before a note says so
+LARGEST_GRAPH = 512  # tokens: vLLM's default is twice max_num_seqs, and at most this
+MANY = 0.3  # share of the steps with a prompt; fewer of them do not take most of the time
+NOT_THE_BATCH = 0.10  # tolerated relative difference of the concurrency from the setting
 TPOT = "the mean time per output token after the first, TPOT"
 
 
 @dataclass(frozen=True, slots=True)
 class ResultSource:
-    """Models, and what their measurements are of. latency: which kind. notes: on all of them."""
+    """Models of one device, with the name of their latency and notes for the reader."""
 
     device: str
     latency: str
@@ -45,15 +45,17 @@ class ResultSource:
 def of_curves(
     curves: Sequence[Curve], model: str | None, longest: int | None, notes: Sequence[str] = ()
 ) -> ResultSource:
-    """Models to advise on, in the order first met: of each its sweep with the most loads to choose from, and of several
-    such the last measured, behind which come those that draft with made weights.
+    """Return the models to advise on, in the order of the curves.
+
+    Of each model, the sweep with the most usable loads counts. Among equals, it is the last one measured, and sweeps
+    with a made-up draft acceptance come last.
 
     Args:
-        model: The only model to advise on; None for all.
-        longest: Tokens of a request at full length; None for the measured length.
+        model: the only model to advise on.
+        longest: tokens of a request at full length; None for the measured length.
 
     Raises:
-        BadUsage: The model was not measured, or on several GPUs at once, or the curves are of several devices.
+        BadUsage: if the model was not measured, or only on several GPUs, or if the curves are from several devices.
     """
     named = list(zip(curves, labels(curves), strict=True))
     if model is not None:
@@ -61,7 +63,7 @@ def of_curves(
         named = [(curve, label) for curve, label in named if curve.subject == short_name(model)]
         if curves and not named:
             raise BadUsage(f"there are no records of {model}", f"Pass --model with one of {', '.join(there)}.")
-    # Only these show what a GPU holds, and when another engine pays.
+    # Only sweeps on one GPU show its memory, and if another engine is worth it.
     on_one = [row for row in named if row[0].spec is None or row[0].spec.tensor_parallel_size == 1]
     if named and not on_one:
         problem = f"{named[0][0].subject} was measured on several GPUs at once, and advice is for one"
@@ -90,7 +92,7 @@ def of_curves(
 
 
 def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
-    """Return the model of one sweep. longest: see `of_curves`."""
+    """Return the model of one sweep; `longest` as in `of_curves`."""
     first, engine = curve.first, None
     if first is not None and first.spec.platform != "remote":  # a server does not report its limits
         used, has = most_memory_used(curve.trusted), kv_cache.kv_bytes(first.spec, first.resolved)
@@ -98,7 +100,7 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
         engine = replace(engine, kv_had_bytes=has, gpu_had_bytes=first.environment.gpu_memory_bytes)
     return ModelSweep(
         name=curve.subject,
-        points=tuple(map(with_tpot, curve.points)) if curve.decodes else curve.points,  # a result takes its E2E alone
+        points=tuple(map(with_tpot, curve.points)) if curve.decodes else curve.points,  # pooling has only an E2E
         engine=engine,
         work=curve.work,
         peaks=curve.peaks,
@@ -107,8 +109,11 @@ def of_curve(curve: Curve, longest: int | None) -> ModelSweep:
 
 
 def holding(subject: ModelSweep, adapters: Adapters) -> ModelSweep:
-    """Return the model with an engine that holds these adapters: their slots take memory beside weights and KV cache.
-    Raises BadUsage if no adapters are made for it, or nobody knows their size."""
+    """Return the model with an engine that holds these adapters, whose slots take memory.
+
+    Raises:
+        BadUsage: if their memory is unknown, or the engine cannot serve them.
+    """
     engine = subject.engine
     if engine is None or engine.footprint is None:
         raise BadUsage(
@@ -122,8 +127,7 @@ def holding(subject: ModelSweep, adapters: Adapters) -> ModelSweep:
 
 
 def gain_of_sets(curves: Iterable[Curve]) -> Interval | None:
-    """Throughput of the best measured set of engines of this model on one GPU over that of one engine under as many
-    requests, as their hosts measured it. None if no set was measured, or no such engine."""
+    """Return the throughput of the best set of engines on one GPU, relative to one at the same concurrency."""
     gains = []
     for curve in curves:
         for together in curve.shared:
@@ -134,13 +138,12 @@ def gain_of_sets(curves: Iterable[Curve]) -> Interval | None:
 
 
 def with_tpot(point: Point) -> Point:
-    """Return a point of ours with the time per output token after the first as its latency."""
+    """Return the point with TPOT as its latency."""
     return replace(point, e2e_repeats=tuple(s.tpot_s for s in point.each if s.tpot_s is not None))
 
 
 def _beyond_graphs(curve: Curve) -> Iterator[str]:
-    """Yield a note if steps with a prompt have more tokens than the largest CUDA graph, and the host is late for
-    them."""
+    """Yield a note if steps with prompts exceed the largest CUDA graph and the GPU is often idle."""
     best, spec = max(curve.valid, key=lambda p: fmean(p.repeats), default=None), curve.spec
     graphs = spec and spec.platform == "cuda" and not spec.enforce_eager and not GRAPHS & spec.arguments.keys()
     if best is None or not graphs or (idle := idle_share(best.engine_active)) is None:
@@ -167,8 +170,7 @@ def _left_out(curve: Curve) -> Iterator[str]:
 def _served(
     spec: EngineSpec, longest: int | None, resolved: Resolved | None = None, beyond_kv_bytes: int = 0
 ) -> ServedEngine:
-    """Return a model as it was served. longest: tokens of a full request, None if unknown. resolved: None for external
-    results. beyond_kv_bytes: memory in use beyond the KV cache, 0 without sensors."""
+    """Return a model as it was served; `beyond_kv_bytes` of memory were in use beyond the KV cache."""
     each, layout = kv_cache.value_bytes(spec, resolved), kv_cache.kv_layout(spec, resolved)
     weights = (resolved and resolved.weight_bytes) or (kv_cache.weight_bytes(spec, each) if each else None)
     footprint, why_not = None, ""
@@ -208,15 +210,20 @@ def of_external(
     notes: Sequence[str] = (),
     kv_blocks: int | None = None,
 ) -> ResultSource:
-    """One subject, the curve of external results. spec: an engine of the model; with None only the batch can be
-    advised. longest: tokens of a full request. kv_blocks: of the engine, of 16 tokens each."""
+    """Return the model of external results.
+
+    Args:
+        spec: None if only the batch is wanted.
+        longest: tokens of a request at full length.
+        kv_blocks: blocks of 16 tokens.
+    """
     notes, points, engine, shares = [*notes, *_left_out(curve)], [], None, []
     if over := [p.concurrency for p in curve.points if more_in_flight(p)]:
         odd = f"output rate x latency is more than the knob at {', '.join(map(str, over))}"
         notes.append(f"{odd}: the knob is taken as the batch")
     for point in curve.points:
         batches = tuple(one.batch for one in point.each if one.batch is not None)
-        # The batch is that of Little's law if the output rate is known.
+        # Use the batch of Little's law if the output rate is known.
         points.append(replace(point, batch_repeats=batches) if point.valid and batches and not over else point)
         for one in point.each:
             if one.batch and one.e2e_s and one.output_tokens_per_s:
@@ -237,14 +244,13 @@ def of_external(
 
 
 def more_in_flight(point: Point) -> bool:
-    """Return whether by Little's law more requests were active than were sent: then the latency is not per output
-    token."""
+    """Return whether Little's law gives too many requests, so that the latency is not per output token."""
     return point.batch is not None and point.batch > (1 + NOT_THE_BATCH) * point.concurrency
 
 
 # Verdicts
 
-OBJECTIVE = RelativeSlo(2.0, 32)  # of the paper: twice the latency at 32
+OBJECTIVE = RelativeSlo(2.0, 32)  # of arXiv:2503.08311: twice the latency at 32
 BLOCK_TOLERANCE = 2  # the engine may round its bytes to pages and share them between layers
 MARGIN = 0.15  # share by which a measured value may differ from its prediction
 KV_BLOCKS = "kv-blocks-as-predicted"
@@ -255,8 +261,7 @@ BOUNDED = "gain-within-bound"
 def kv_blocks_as_predicted(
     spec: EngineSpec, launches: Sequence[Resolved], tolerance: int = BLOCK_TOLERANCE, records: tuple[str, ...] = ()
 ) -> Verdict:
-    """Return verdict on whether an engine has the KV blocks that the model's shape predicts, within `tolerance` blocks:
-    of the launch that is farthest off, so that one bad launch among many shows."""
+    """Return the verdict that the worst launch has the KV blocks predicted from the model configuration."""
     subject, found = short_name(spec.model), []
     for resolved in launches:
         predicted, seen = kv_cache.predicted_blocks(spec, resolved), resolved.kv_blocks
@@ -272,8 +277,7 @@ def kv_blocks_as_predicted(
 
 
 def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSpec:
-    """Return the engine of a sweep with the limits that are advised for `batch` requests. spec: the engine of the
-    sweep."""
+    """Return the engine of a sweep, with the limits for `batch` requests."""
     engine, extra = advice.subject.engine, tuple(pair for pair in spec.extra if pair[0] not in ADVISED)
     limited = replace(spec, max_num_seqs=batch, extra=extra)
     if engine is None or engine.footprint is None:
@@ -283,7 +287,7 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
         return replace(limited, kv_cache_bytes=max(1, -(-kv_bytes // GIB)) * GIB)
     share = spec.gpu_memory_utilization
     if engine.gpu_had_bytes is not None:
-        # vLLM checks at its start that this share is free: less than its own total would check nothing.
+        # vLLM checks at its start that this share is free, so it must contain all memory of the engine.
         share = advisor.utilization(engine.footprint.total_bytes(batch), engine.gpu_had_bytes)
     return replace(
         limited, max_model_len=engine.footprint.longest, kv_cache_bytes=kv_bytes, gpu_memory_utilization=share
@@ -293,8 +297,11 @@ def recommended_engine(advice: Advice, spec: EngineSpec, batch: int) -> EngineSp
 def verified(
     advice: Advice, spec: EngineSpec, found: Sequence[Measurement], margin: float = MARGIN
 ) -> Iterator[Verdict]:
-    """Yield verdicts on what was predicted of an engine: that it preempts no request, its KV blocks if they are known,
-    its throughput, its latency. found: all its measurements at the advised batch, invalid ones too; at least one."""
+    """Yield the verdicts on the predictions: no preemptions, KV blocks if known, throughput and latency.
+
+    Args:
+        found: all measurements at the recommended batch, at least one.
+    """
     name, limit, point = advice.subject.name, advice.decision.limit, with_tpot(points_of(found)[0])
     state, why = State.PASSES, "no request was preempted"
     if count := sum(sum(m.run.steps.preempted) for m in found):
@@ -311,7 +318,7 @@ def verified(
     before, among = next((p for p in usable if p.concurrency == advised.batch), None), [*usable, point]
     if before is not None:
         over = ratio(point, before, valid_points(among))
-    else:  # a prediction by the law has no noise of its own
+    else:  # a prediction has no noise
         over = advisor.around(point, among, output_rate).mapped(lambda end: end / advised.tokens_per_s.value)
     why = f"{percent_interval(over)} of what was predicted (limit {percent(margin)} apart){unsure(over)}"
     yield Verdict.from_interval(THROUGHPUT, name, within(over, 1 - margin, 1 + margin), why, over, 1.0, point)
@@ -323,8 +330,12 @@ def verified(
 
 
 def gain_within_bound(advice: Advice, single: Point, together: ReplicaPoint) -> Verdict:
-    """Return verdict on whether the gain of several engines over one is within the bound of the advice. single: at the
-    advised batch. together: the engines that share the device."""
+    """Return the verdict that the gain of several engines over one is within its upper bound.
+
+    Args:
+        single: one engine at the recommended batch.
+        together: engines that share the device.
+    """
     name, gains = engines(together.models), advice.gains
     ceiling = None if gains is None else gains.mps if together.sharing == "mps" else gains.time_slicing
     for point in (together, single):

@@ -1,5 +1,7 @@
-"""Figures of a GPU: of a run's window by its sensor readings, and the roofline, the highest throughput of a model that
-the data sheet allows. Nothing is faster than its roofline. None is "not known", also where there was no telemetry."""
+"""Sensor figures of a GPU over a run's window, and the roofline: the upper bound of throughput by its data sheet.
+
+None means "not known", also if there is no telemetry.
+"""
 
 import math
 import re
@@ -29,7 +31,7 @@ def all_bits(reasons: Sequence[float]) -> float:
 
 
 WORST = (of.TEMPERATURE, of.XID, of.CAPPED_POWER, of.CAPPED_SW_THERMAL, of.CAPPED_HW_THERMAL, of.CAPPED_BRAKE)
-# How a column of several GPUs becomes one, if not as a mean of ratios or a sum: the others wait for the slowest.
+# How columns of several GPUs become one, if not as a mean (ratios) or a sum. GPUs wait for the slowest clock.
 JOINS: dict[int, Callable[[Sequence[float]], float]] = {
     **dict.fromkeys(WORST, max),
     **dict.fromkeys((of.SM_CLOCK, of.MEMORY_CLOCK), min),
@@ -38,7 +40,7 @@ JOINS: dict[int, Callable[[Sequence[float]], float]] = {
 
 
 def joined_gpus(telemetry: Telemetry) -> Telemetry:
-    """Return all GPUs as one device, with the columns of the host. A value is None if one GPU has none."""
+    """Return the readings of all GPUs as those of one. A value is None if one of the GPUs has none."""
     if not telemetry.gpus:
         return telemetry
     columns = dict(telemetry.columns)
@@ -55,16 +57,18 @@ POWER_CAP = 0x04  # bit of the clock event reasons (NVIDIA, nvml.h)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SensorFigures:
-    """Over the window. Ratios and cores are means weighted by the time that each reading is a mean over.
+    """Sensor figures of one run over its window. Ratios and cores are means weighted by time.
 
-    engine_active: share of time in which any kernel ran. power_w: of the energy counter if there is one, else of the
-    instant power readings as steps (the averaged ones if there are no others). power_limit_w: None if it moved.
-    sm_clock_hz: the median. power_capped: share of the window in which the power limit held the clock down, by its
-    counter, or else share of the readings that said so. probe_s, probe_cpu_s: time of the host-speed probe's piece of
-    work, and its CPU time (`telemetry/host.py`).
+    With several GPUs, power is the sum, ratios are means, and the clock is that of the slowest GPU.
 
-    Of several GPUs: power and memory are those of all together, ratios means over them, the clock that of the
-    slowest. power_imbalance: power of the GPU that takes most less that of the one that takes least, over their mean.
+    Attributes:
+        engine_active: share of the time in which any kernel ran.
+        power_w: by the energy counter, or else by power readings.
+        power_limit_w: None if it changed.
+        sm_clock_hz: median.
+        probe_s: time of the host-speed probe's piece of work.
+        power_capped: share of the time in which the power limit lowered the clock.
+        power_imbalance: range of the GPUs' power, divided by their mean.
     """
 
     gpu_util: float | None = None
@@ -88,10 +92,12 @@ class SensorFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceFigures(SensorFigures):
-    """The figures of sensors, and those that only checks read.
+    """Sensor figures, and further ones that only the validity checks read.
 
-    energy_deviation: integrated power over the energy counter, less 1, both over the counter's time.
-    memory_used_bytes: the largest. coverage: share of the window in which ratios were known.
+    Attributes:
+        energy_deviation: integrated power divided by the power of the energy counter, minus 1.
+        memory_used_bytes: maximum.
+        coverage: share of the window in which ratios are known.
     """
 
     energy_deviation: float | None = None
@@ -102,29 +108,28 @@ class DeviceFigures(SensorFigures):
 
 @dataclass(frozen=True, slots=True)
 class SensorWindow:
-    """Telemetry and a window. rows: the rows of the telemetry that lie in the window, in the order taken."""
+    """Telemetry, a window, and the indices of the rows in it."""
 
     telemetry: Telemetry
     window_s: tuple[float, float]
     rows: tuple[int, ...]
 
     def value(self, number: int, row: int) -> float | None:
-        """Reading of one sensor in one row; None if it is missing or not finite."""
+        """Return a reading, or None if it is missing or not finite."""
         column = self.telemetry.columns.get(number, ())
         found = column[row] if row < len(column) else None
         return found if found is not None and math.isfinite(found) else None
 
     def values(self, number: int) -> list[float]:
-        """Return the known readings of one sensor in the window."""
         return [value for row in self.rows if (value := self.value(number, row)) is not None]
 
     def readings(self, number: int) -> tuple[list[float], list[float]]:
-        """Return the times and the values of the known readings of one sensor in the window."""
+        """Return times and values of the known readings in the window."""
         known = [row for row in self.rows if self.value(number, row) is not None]
         return [self.telemetry.time_s[row] for row in known], self.values(number)
 
     def mean(self, number: int) -> float | None:
-        """Return the mean of one sensor's readings, weighted by their spans; None without readings."""
+        """Return the mean weighted by the span of each reading."""
         spans, usual = self.telemetry.span_s, self.telemetry.interval_s
         known = [(value, spans[row] or 0.0) for row in self.rows if (value := self.value(number, row)) is not None]
         weighted = [(value, span if span > 0 else usual) for value, span in known]
@@ -132,21 +137,23 @@ class SensorWindow:
         return sum(value * weight for value, weight in weighted) / seconds if seconds > 0 else None
 
     def share_grown(self, counter: int) -> float | None:
-        """Growth of a counter of seconds as a share of the time between its first and last reading; None below two."""
+        """Return the growth of a counter of seconds, divided by its time."""
         times, values = self.readings(counter)
         seconds = times[-1] - times[0] if times else 0.0
         return (values[-1] - values[0]) / seconds if seconds > 0 else None
 
     def with_before(self, number: int) -> list[float]:
-        """Return the window's values after the last known value before the window, so that a change is seen."""
+        """Return the values in the window, preceded by the last one before it."""
         earlier = (self.value(number, row) for row in range(self.rows[0] - 1, -1, -1))
         return [*[v for v in earlier if v is not None][:1], *self.values(number)]
 
 
 @once
 def watched(run: Run) -> SensorWindow | None:
-    """Return the readings of a run's window; None without any. A reading belongs to the window if more than half of its
-    span lies in it, or without a span its moment."""
+    """Return the readings in a run's window, or None if there are none.
+
+    More than half of a reading's span is in the window, or without a span its time.
+    """
     if run.telemetry is None:
         return None
     telemetry, rows, (opens, closes) = joined_gpus(run.telemetry), [], run.window_s
@@ -162,14 +169,13 @@ def watched(run: Run) -> SensorWindow | None:
 
 @once_for_all
 def device_figures(run: Run) -> DeviceFigures:
-    """Return the figures of one run."""
     watch = watched(run)
     if watch is None:
         return DeviceFigures()
     clocks, limits = watch.values(of.SM_CLOCK), set(watch.values(of.POWER_LIMIT))
     times, joules = watch.readings(of.ENERGY)
     counted = _counter_w(times, joules)
-    # Average power misses nothing between two readings, but lags: a job of a second or two ends before it has risen.
+    # Averaged power misses nothing between two readings, but it lags: a load of a second or two ends before it rises.
     integrated = _integrated_w(watch, of.POWER, times[0], times[-1]) if counted else None
     if (capped := watch.share_grown(of.CAPPED_POWER)) is not None:
         capped = min(1.0, capped)  # its updates are 0.1 s apart, and a reading is taken at any time between
@@ -205,8 +211,10 @@ def device_figures(run: Run) -> DeviceFigures:
 
 @once
 def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
-    """Return the run with the telemetry of each GPU, the first with the host's columns and the notes too. An engine on
-    one GPU has none."""
+    """Return a copy of the run for each GPU of several; none for a single GPU.
+
+    The first copy also has the columns of the host and the notes.
+    """
     if run.telemetry is None:
         return ()
     each = [replace(run.telemetry, columns=columns, notes=(), gpus=()) for columns in run.telemetry.gpus]
@@ -218,16 +226,16 @@ def runs_of_each_gpu(run: Run) -> tuple[Run, ...]:
 
 @once
 def decode_window(run: Run) -> SensorWindow | None:
-    """Return the readings of the window during which no prompt was processed; None without telemetry or steps. If
-    requests begin one by one there are none, because no reading is short enough to fall between their prompts.
+    """Return the readings during which no prompt was processed.
 
-    A prompt takes the time of its step with the step before and the one after, because a trace has the time at which a
-    step's output was seen, and an engine runs a step ahead of it.
+    If requests start one by one there are none, because a reading takes longer than the time between two prompts.
     """
     watch = watched(run)
     if watch is None or not len(run.steps):
         return None
     ends, spans, at = run.steps.time_s, watch.telemetry.span_s, watch.telemetry.time_s
+    # A prompt's time includes the steps before and after its own, because a trace has the time at which a step's output
+    # was seen, and an engine runs one step ahead.
     steps = (i for i, tokens in enumerate(run.steps.prompt_tokens) if tokens)
     prompts = [(ends[i - 2] if i > 1 else -math.inf, ends[min(i + 1, len(ends) - 1)]) for i in steps]
     over = [ended for _, ended in prompts]
@@ -241,14 +249,11 @@ def decode_window(run: Run) -> SensorWindow | None:
 
 
 def _counter_ends(joules: Sequence[float]) -> int:
-    """How many readings of the energy counter to take the mean of at each end; 0 below two readings, and if it falls
-    (restarted or wrapped) or stands still, which no powered GPU does.
-
-    Of many readings two: the counter moves every 0.1 s, so of readings every 0.25 s one of two neighbours is 0.05 s
-    staler.
-    """
+    """Return how many readings to average at each end; 0 if the counter is unusable."""
+    # A counter that falls was restarted or wrapped, and that of a powered GPU never stands still.
     if len(joules) < 2 or any(after < before for before, after in pairwise(joules)) or joules[0] == joules[-1]:
         return 0
+    # The counter moves every 0.1 s, so of two readings 0.25 s apart one is 0.05 s staler.
     return 2 if len(joules) >= 8 else 1
 
 
@@ -257,24 +262,25 @@ def _growth(values: Sequence[float], ends: int) -> float:
 
 
 def _counter_w(times: Sequence[float], joules: Sequence[float]) -> float | None:
-    """Return the mean power in W by the energy counter; None if it tells none."""
     ends = _counter_ends(joules)
     return _growth(joules, ends) / _growth(times, ends) if ends else None
 
 
 def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole: bool = False) -> float | None:
-    """Joules per output token of the engines that share the GPUs which the first run's sensors read.
+    """Return the energy per output token, or None if energy or throughput is unknown.
 
-    It is the growth of the energy counter over the tokens of the very same time, because throughput changes within a
-    window, of which readings once a second may span but half. Without a counter, or if the window is a whole job or
-    whole convoys, of which a part makes other tokens than the rest: mean power over the throughput. None if energy or
-    throughput are unknown, or no token came.
+    The growth of the energy counter is divided by the tokens of exactly the same time, because throughput changes
+    within a window. Without a counter, it is mean power divided by throughput.
+
+    Args:
+        runs: of all engines on the same GPUs; the first one has the sensors.
+        is_whole: use mean power, because parts of the window differ in throughput.
     """
     if not tokens_per_s:
         return None
     watch, trace = watched(runs[0]), window.window_trace(runs[0])
     read = list(zip(*watch.readings(of.ENERGY))) if watch and trace.seconds else []
-    # Those within the steps: no tokens are known beyond, as after the end of a run.
+    # Tokens are known only within the steps.
     within = [(at, used) for at, used in read if trace.ends_s[0] <= at <= trace.ends_s[-1]]
     times, joules = [at for at, _ in within], [used for _, used in within]
     ends = _counter_ends(joules)
@@ -282,7 +288,7 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
         power_w = device_figures(runs[0]).power_w
         return None if power_w is None else power_w / tokens_per_s
     tokens = 0.0
-    for run in runs:  # each has a clock of its own, which began with it
+    for run in runs:  # each clock began with its run
         later = 0.0 if run.began_s is None or runs[0].began_s is None else runs[0].began_s - run.began_s
         moments = [at + later for at in times]
         tokens += window.tokens_between(run, moments[:ends], moments[-ends:])
@@ -292,9 +298,8 @@ def energy_per_token_j(runs: Sequence[Run], tokens_per_s: float | None, is_whole
 def _integrated_w(
     watch: SensorWindow, sensor: int, since_s: float = -math.inf, until_s: float = math.inf
 ) -> float | None:
-    """Return the mean of the readings of a power sensor, or of the other one without any, each holding back to the
-    reading before: a sensor repeats what it last saw until its next update, so trapezoids would make ramps of jumps."""
     number = next(filter(watch.values, (sensor, of.POWER_INSTANT)), of.POWER)
+    # A sensor repeats its value until its next update, so trapezoids would turn jumps into ramps.
     joules = seconds = 0.0
     for before, row in pairwise(watch.rows):
         began, ended, value = watch.telemetry.time_s[before], watch.telemetry.time_s[row], watch.value(number, row)
@@ -305,11 +310,11 @@ def _integrated_w(
 
 
 def _coverage(watch: SensorWindow) -> float | None:
-    """Return the share of the window that known spans cover; None if no reading has a span. If there are profiled
-    counters, a span is known if one of them is."""
+    """Return the share of the window that known spans cover."""
     telemetry, (opens, closes), covered = watch.telemetry, watch.window_s, 0.0
     if all(span is None for span in telemetry.span_s):
         return None
+    # With profiled counters, a span is known only if one of them is.
     profiled, reached = [number for number in of.PROFILED if number in telemetry.columns], opens
     known = sorted(
         (at - span, at)
@@ -325,7 +330,7 @@ def _coverage(watch: SensorWindow) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Bytes of the weights and of the KV cache of one engine, over all of its GPUs."""
+    """Memory of one engine, over all of its GPUs."""
 
     model: str
     weight_bytes: int
@@ -334,8 +339,11 @@ class EngineMemory:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """Memory of the GPUs of one or more engines. used_bytes: in use at most, by anybody; None if no sensor told it, or
-    less than weights and KV caches take."""
+    """Memory of the GPUs of one or more engines.
+
+    Attributes:
+        used_bytes: maximum in use by all processes, if known.
+    """
 
     engines: tuple[EngineMemory, ...]
     total_bytes: int
@@ -347,19 +355,20 @@ class GpuMemory:
 
     @property
     def other_bytes(self) -> int | None:
-        """In use beyond weights and KV caches: activations, captured graphs, contexts."""
+        """Memory in use for activations, captured graphs and contexts."""
         return None if self.used_bytes is None else self.used_bytes - self.engine_bytes
 
     @property
     def left_bytes(self) -> int:
-        """Free memory, with what the driver keeps; if use is not known, all that weights and KV caches leave."""
+        """Unused memory, including the driver's reserve; without a sensor, all but weights and KV caches."""
         return self.total_bytes - (self.engine_bytes if self.used_bytes is None else self.used_bytes)
 
 
 def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
-    """Return the memory of the run that had most of it in use. A run has none where an engine did not tell its weights,
-    or a cache or the GPU's memory is not known, and on MIG instances, of which each has a memory of its own. None: no
-    run has."""
+    """Return the memory of the run that used most of it, or None if no run has known sizes.
+
+    MIG instances are skipped, because each has its own memory.
+    """
     found = []
     for group in groups:
         first, sharing = group[0], group[0].replica and group[0].replica.sharing
@@ -376,17 +385,19 @@ def memory_in_use(groups: Iterable[ReplicaGroup]) -> GpuMemory | None:
 
 
 def most_memory_used(measurements: Iterable[Measurement]) -> float | None:
-    """Return bytes of the device in use at most, by anybody; None where no sensor tells."""
+    """Return the maximum GPU memory in use by all processes, in bytes."""
     seen = (device_figures(m.run).memory_used_bytes for m in measurements)
     return max((used for used in seen if used is not None), default=None)
 
 
-FASTEST = 0.05  # percentile of all pieces: the fastest alone may be a stroke of luck
+FASTEST = 0.05  # percentile of all pieces, because the fastest one may be an outlier
 
 
 def host_speeds(measurements: Iterable[Measurement]) -> dict[str, float]:
-    """Return the speed of the host in each window with a host-speed probe, by the measurement's id: 1 where its CPU
-    time was that of the fastest pieces in all windows of this host, by the same Python, which sets their speed too."""
+    """Return the relative speed of the host in each window, by measurement ID.
+
+    It is 1 if the host-speed probe needed the CPU time of the fastest pieces on the same host with the same Python.
+    """
     pieces: dict[tuple[str | None, tuple[str, ...]], list[float]] = {}
     windows = []
     for m in measurements:
@@ -407,9 +418,14 @@ def probe_waiting(probe_s: float | None, probe_cpu_s: float | None) -> float | N
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """A GPU by its data sheet. words: all of them are in its NVML name. flops_per_s: dense fp16/bf16 tensor with fp32
-    accumulation, never the sparse number. fp8_flops_per_s: the same in fp8; None if the GPU has none. gigabytes: of its
-    memory; None if rates were given alone."""
+    """Peak rates of a GPU by its data sheet.
+
+    Attributes:
+        words: parts of its NVML name.
+        flops_per_s: dense fp16/bf16 tensor rate with fp32 accumulation, never the sparse rate.
+        fp8_flops_per_s: None if the GPU has no fp8.
+        gigabytes: memory, if known.
+    """
 
     family: str
     words: tuple[str, ...]
@@ -420,7 +436,7 @@ class Peaks:
 
     @property
     def ridge(self) -> float:
-        """FLOP per byte above which a kernel is bound by arithmetic."""
+        """FLOP per byte above which arithmetic limits a kernel."""
         return self.flops_per_s / self.bytes_per_s
 
 
@@ -431,13 +447,18 @@ OTHER_WORDS = {"MIG", "NVL", "3E", "TI", "D", "LAPTOP"}  # a slice of the card, 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of one request on a GPU, in tokens and bytes; of one for a result no token is generated. parameters: weights
-    that each token is multiplied with: of experts those that it is sent to, and no embeddings that it is only looked up
-    in. lm_head: those among them that only a sampled token is, for engines compute no logits of the rest of a prompt.
-    weight_bytes: of these weights, with all experts. kv_bytes_per_token: read for each token of the mean context.
-    heads_width: query heads x head size x layers; one that slides counts with the share of the context that it sees.
-    idle_share: of the weights, experts that one token is not sent to. routed_share: of the experts, those that it is
-    sent to. is_causal: no token looks ahead."""
+    """Work of one request on a GPU, in tokens and bytes.
+
+    Attributes:
+        parameters: weights that each token is multiplied with: of experts only its own, and no embeddings that are only
+            looked up.
+        lm_head: the part of them that only sampled tokens use, because engines skip the other logits of a prompt.
+        weight_bytes: these weights with all experts.
+        kv_bytes_per_token: read for each token of the mean context.
+        heads_width: query heads x head size x layers; a sliding window counts by its share of the context.
+        idle_share: share of the weights in experts that one token does not use.
+        routed_share: share of the experts that one token uses.
+    """
 
     parameters: float
     lm_head: float
@@ -452,51 +473,54 @@ class Work:
 
     @property
     def context(self) -> float:
-        """Mean context while decoding: the prompt and half of the output. If lengths vary it is low, because long
-        outputs weigh more, so a bound stays a bound."""
+        """Mean context while decoding: the prompt and half of the output.
+
+        If lengths vary it is too low, because long outputs weigh more, so an upper bound stays one.
+        """
         return self.prompt_tokens + self.output_tokens / 2
 
     @property
     def b_half(self) -> float:
-        """Sequences whose KV cache weighs as much as the weights; infinity without a cache."""
+        """Number of sequences whose KV cache is as large as the weights; infinity without a cache."""
         each = self.context * self.kv_bytes_per_token
         return self.weight_bytes / each if each else math.inf
 
     @property
     def prefill_flops(self) -> float:
-        """FLOPs of one request's prompt; attention that is causal takes half of the square."""
+        """FLOPs of one request's prompt; causal attention takes half of the square."""
         layers = 2 * (self.parameters - self.lm_head) * self.prompt_tokens
         return layers + 2 * self.lm_head + (4 - 2 * self.is_causal) * self.heads_width * self.prompt_tokens**2
 
     @property
     def token_flops(self) -> float:
-        """FLOPs of one decoded token, at the mean context."""
+        """FLOPs of one decoded token at the mean context."""
         return 2 * self.parameters + 4 * self.heads_width * self.context
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte of decoding as the batch grows without limit, which is b_half + query heads per KV head. Above
-        the ridge of a GPU, arithmetic bounds decoding, else memory."""
+        """FLOP per byte of decoding as the batch grows without limit.
+
+        With 16-bit weights and caches it is b_half + query heads per KV head. Above the ridge of a GPU, arithmetic
+        limits decoding, otherwise memory.
+        """
         each = self.context * self.kv_bytes_per_token
         return self.token_flops / each if each else math.inf
 
     def weights_read(self, tokens: float) -> float:
-        """Return bytes of the weights that a step of so many tokens reads, if each token chooses its experts at
-        random."""
+        """Return the bytes of weights that a step reads if its tokens choose experts at random."""
         untouched: float = (1 - self.routed_share) ** max(0.0, tokens - 1)
         return self.weight_bytes * (1 - self.idle_share * untouched)
 
 
 def peaks_of(gpu_name: str | None) -> Peaks | None:
-    """Return the data sheet that an NVML name ("NVIDIA H200", "NVIDIA A100-SXM4-40GB") belongs to, None if not
-    listed."""
+    """Return the data sheet for an NVML name such as "NVIDIA A100-SXM4-40GB", if listed."""
     words = set(re.split(r"[\s\-_]+", (gpu_name or "").upper()))
     others = words & OTHER_WORDS
     return next((gpu for gpu in GPUS if others <= set(gpu.words) <= words), None)
 
 
 def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
-    """Return the peak rates of all GPUs of an engine, as the user or the data sheet says; None if not listed."""
+    """Return the peak rates of all GPUs of an engine, by the user or the data sheet."""
     peaks = peaks_of(environment.gpu_name)
     if given := environment.gpu_peaks:
         peaks = Peaks("given", (), flops_per_s=given.tflops * 1e12, bytes_per_s=given.gbps * 1e9)
@@ -504,8 +528,7 @@ def peaks_of_engine(spec: EngineSpec, environment: Environment) -> Peaks | None:
 
 
 def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
-    """Return the peak rates of all GPUs of an engine, in fp8 if it multiplies weights and activations so and the GPU
-    can. peaks: of one GPU."""
+    """Return the `peaks` of one GPU times the GPUs of an engine, in fp8 if both support it."""
     gpus, method = spec.tensor_parallel_size, quantization_of(spec) or ""
     own = spec.model_facts and spec.model_facts.quantization
     in_fp8 = own and own.fp8_inputs if method == "compressed-tensors" else method.startswith("fp8")
@@ -514,8 +537,10 @@ def peaks_for(spec: EngineSpec, peaks: Peaks) -> Peaks:
 
 
 def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadReference) -> Work | None:
-    """Return the work of a workload's mean request; None if weights, layers or data type are not known, if prompts may
-    come from a cache, or with speculative decoding, whose steps make several tokens of one reading of the weights."""
+    """Return the work of a workload's mean request, or None if it cannot be computed.
+
+    Prefix caching is excluded, and speculative decoding, whose steps make several tokens from one read of the weights.
+    """
     model, each = spec.model_facts, value_bytes(spec, resolved)
     cached = spec.allow_prefix_cache and spec.caches_prefixes
     if model is None or each is None or cached or spec.speculation:
@@ -542,12 +567,13 @@ def work_of_workload(spec: EngineSpec, resolved: Resolved, workload: WorkloadRef
 
 
 def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: bool = False) -> float:
-    """Upper bound of the output tokens/s of `batch` running sequences, or of the results/s.
+    """Return the upper bound of the output tokens/s (of pooling: the results/s) at a batch.
 
-    A result costs its prefill, or its share of the weights that the step reads, whichever is slower. Any other request
-    costs its prefill (bound by arithmetic) and a decode step for each token after the first, bound by bytes
-    or by arithmetic, whichever is slower. overlap: prefill may hide behind the memory traffic of decoding, as chunked
-    prefill tries to; only then can no engine pass the bound. A batch under 1 has the bound of 1.
+    A pooling result costs its prefill or its share of the weights that a step reads, whichever is slower. Any other
+    request costs its prefill, and for each token after the first a decode step, limited by memory or arithmetic.
+
+    Args:
+        overlap: prefill may hide behind the memory traffic of decoding. Only this bound holds for every engine.
     """
     batch = max(batch, 1.0)
     decoded = max(work.output_tokens - 1, 0.0)
@@ -564,7 +590,7 @@ def ceiling_tokens_per_s(work: Work, peaks: Peaks, batch: float, *, overlap: boo
 def roofline_fraction(
     measurement: Measurement, tokens_per_s: float | None, batch: float | None, *, overlap: bool = False
 ) -> float | None:
-    """Measured output tokens/s over the bound, 0 to 1; None where GPU, model or throughput are unknown."""
+    """Return output tokens/s divided by their upper bound, or None if an input is unknown."""
     peaks = peaks_of_engine(measurement.spec, measurement.environment)
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or tokens_per_s is None or batch is None:
@@ -574,26 +600,25 @@ def roofline_fraction(
 
 Bound = Literal["memory", "compute", "host", "mixed"]
 
-# What a counter reads where its unit can do no more: on an H200, 0.89 in plain copies (4.28 of the 4.8 TB/s of the data
-# sheet) and 0.94 in fp16 matrix products of 8192 (0.64 of 0.99 PFLOP/s: the power limit lowers the clock, and the ratio
-# is of the cycles that are left). On an H100 0.90 (3.01 of 3.35 TB/s) and 0.94. docs/accuracy.md has more.
+# Achievable peaks of the counters: on an H200, 0.89 in plain copies (4.28 of the data sheet's 4.8 TB/s) and 0.94 in
+# fp16 matrix products of 8192 (0.64 of 0.99 PFLOP/s, because the power limit lowers the clock, and the ratio is of the
+# remaining cycles). On an H100 0.90 (3.01 of 3.35 TB/s) and 0.94. docs/accuracy.md has more.
 REACHABLE_DRAM = 0.89
 REACHABLE_TENSOR = 0.94
-SATURATED = 0.5  # a unit that is busy for less than half of what it can be leaves most of the step to something else
+SATURATED = 0.5  # below half of its achievable peak, a unit leaves most of the step to something else
 IDLE = 0.3  # arXiv:2503.08311, figure 7: gaps took 25 % of a step of OPT-1.3B at batch 1, 37 % at 512
-EXPLAINED = 0.5  # by shapes alone: more than half of the step must go there at the very least
+EXPLAINED = 0.5  # by the model configuration only: at least half of the step is spent there
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The mean step of a measurement, in shares of its time.
+    """Composition of the mean engine step of a measurement.
 
-    parts: shares by name, which add up to 1; none where neither data sheet nor counters tell, and where the counters
-    saw kernels for less than the data sheet allows. weights, kv: to move the weights, and the keys and values, at the
-    data sheet's rate. flops: what arithmetic takes beyond both, at its rate. kernels: further time in which a kernel
-    ran. idle: time in which none did. unsplit: kernels and idle together, where no counter tells them apart.
-    unexplained: what the larger of bytes and FLOPs does not fill; None if the GPU or the model's shape is unknown.
-    bound: by counters, else by shapes; None: neither can tell.
+    Attributes:
+        parts: shares of the step, if known. weights, kv: moving these at the data sheet's rate. flops: arithmetic
+            beyond both. kernels: other time with a kernel. idle: time without one. unsplit: kernels and idle.
+        unexplained: share beyond the larger of memory traffic and arithmetic.
+        bound: limiting resource, by counters or else by the model configuration.
     """
 
     parts: dict[str, float]
@@ -602,11 +627,6 @@ class StepTime:
 
 
 def step_time(measurement: Measurement) -> StepTime:
-    """Return the mean step of a window.
-
-    Each step reads the weights once and the contexts of the sequences it decodes; the keys and values of prompts are
-    written. A prompt's last step yields its first token, so that token is the prefill's.
-    """
     run, trace, step_s = measurement.run, window.window_trace(measurement.run), window.step_s(measurement.run)
     idle, bound = idle_share(device_figures(run).engine_active), bound_by_counters(run)
     steps = trace.steps[1:]
@@ -614,12 +634,14 @@ def step_time(measurement: Measurement) -> StepTime:
     work = work_of_workload(measurement.spec, measurement.resolved, measurement.workload)
     if peaks is None or work is None or step_s is None:
         return StepTime({} if step_s is None or idle is None else {"kernels": 1 - idle, "idle": idle}, None, bound)
+    # Each step reads the weights once and the contexts of the sequences that it decodes. A prompt's last step yields
+    # its first token, so that token belongs to the prefill.
     rows, begins, ends = zip(run.samples.prompt_tokens, run.samples.first_token_s), trace.ends_s[0], trace.ends_s[-1]
     prompts = [tokens for tokens, first in rows if first is not None and begins < first <= ends]
     decoded = max(0, sum(run.steps.new_tokens[i] for i in steps) - len(prompts))
     kv_tokens = decoded * work.context + sum(prompts)
     prefill = sum(replace(work, prompt_tokens=tokens).prefill_flops for tokens in prompts)
-    # Of experts a step with a prompt reads nearly all, and one without it few: no mean step has their mean.
+    # A step with a prompt reads nearly all experts and a step without one few, so the mean is over steps.
     tokens = ((run.steps.new_tokens[i], run.steps.prompt_tokens[i]) for i in steps) if work.idle_share else [(0, 0)]
     weights_s = fmean(work.weights_read(max(each)) for each in tokens) / peaks.bytes_per_s
     kv_s = kv_tokens * work.kv_bytes_per_token / len(steps) / peaks.bytes_per_s
@@ -635,22 +657,23 @@ def step_time(measurement: Measurement) -> StepTime:
 
 
 def step_parts(measurements: Sequence[Measurement]) -> dict[str, float]:
-    """Return the parts of the mean step, means over repeats; none if a repeat has none, or other ones than the
-    others."""
+    """Return the mean parts over repeats; nothing if the repeats have different parts."""
     each = [step_time(m).parts for m in measurements]
     alike = len({tuple(parts) for parts in each}) == 1
     return {name: fmean(parts[name] for parts in each) for name in each[0]} if alike else {}
 
 
 def idle_share(engine_active: float | None) -> float | None:
-    """Return the share of the window in which no kernel ran: the host's part, as counters see it."""
+    """Return the share of time without a kernel."""
     return None if engine_active is None else max(0.0, 1 - engine_active)
 
 
 def bound_by_counters(run: Run) -> Bound | None:
-    """Return host if the GPU idles for at least IDLE of the time, and longer than its memory is busy. Else memory or
-    compute, whichever is nearer to what it can reach, if at least half way there. Else mixed: kernels wait for
-    latencies and for each other. None without both counters."""
+    """Return the limiting resource by the DRAM and tensor counters, or None without both.
+
+    It is "host" if the GPU is idle for at least IDLE of the time, and for longer than its memory is busy. Otherwise it
+    is the resource nearer to its achievable peak, or "mixed" if both are below half of it.
+    """
     figures = device_figures(run)
     dram, tensor, idle = figures.dram_active, figures.tensor_active, idle_share(figures.engine_active)
     if dram is None or tensor is None:
@@ -664,8 +687,7 @@ def bound_by_counters(run: Run) -> Bound | None:
 
 
 def saturation_gap(dram: float | None, tensor: float | None) -> float | None:
-    """Return ln of how near the memory is to its reach over how near the tensor cores are to theirs, by counters; None
-    if either was not busy at all."""
+    """Return the log ratio of memory to tensor activity, each relative to its achievable peak."""
     if dram is None or tensor is None or dram <= 0 or tensor <= 0:
         return None
     return math.log(dram / REACHABLE_DRAM) - math.log(tensor / REACHABLE_TENSOR)

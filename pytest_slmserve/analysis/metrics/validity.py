@@ -1,7 +1,7 @@
-"""Findings on a measurement: what makes it invalid, what degrades it, and what disturbed it. Each is one sentence.
+"""Findings on a measurement, one sentence each: what makes it invalid or questionable, and what disturbed it.
 
-Invalid and degraded need a cause that is known and is not noise. A host that is slow, unsteady or shared is none: its
-windows count, and their interval has that noise in it. Leaving them out would keep the good moments only.
+Only a known cause that is not noise makes a measurement invalid or questionable. Windows on a slow or shared host
+count, and their interval contains that noise, because excluding them would keep only the good moments.
 """
 
 import math
@@ -24,25 +24,24 @@ from pytest_slmserve.schema.specs import is_burst, is_job, is_steady
 
 Kind = Literal["invalid", "degraded"]
 
-COVERAGE = 0.95  # a ratio of the unseen twentieth may be anything: the mean of the window is then known to 0.05
-GAP_INTERVALS, GAP_S = 5, 2.0  # a late reading or two is usual; in two seconds a load can change and change back
-MISSING = 0.20  # a fifth unseen moves a mean by a fifth of what seen and unseen differ by
-CAPPED = 0.01  # of the window: a cap lowers the clock by some of itself, so the rate by less than a repeat's noise
+COVERAGE = 0.95  # a ratio may be anything in the rest, so the mean of the window is known to 0.05
+GAP_INTERVALS, GAP_S = 5, 2.0  # one or two late readings are usual; in two seconds a load can change and change back
+MISSING = 0.20  # a missing fifth moves the mean by a fifth of its difference from the rest
+CAPPED = 0.01  # of the window: the cap then lowers throughput by less than a repeat's noise
 CLOCK_DROP = 0.05  # clocks move in steps of 15 MHz, below 1 %; flashinfer issue 2899: 20 % lower was 15 % slower
 ENERGY_APART = 0.05  # the two methods agree within 1 % under load where both work (ml-energy/zeus issue 12)
 ENERGY_WINDOW_S = 10.0  # power lags by its average over 1 s, so the ends of a shorter time may differ by more
-ENERGY_ENDS_S = 0.6  # seconds of it by which they may: 6.9 % over 8 s were seen, and 7.6 % over 5 s
+ENERGY_ENDS_S = 0.6  # seconds by which they may differ: 6.9% over 8 s were seen, and 7.6% over 5 s
 STILL_S = 1.0  # the energy counter moves about every 0.1 s (ml-energy/zeus), whatever the load
-DEAD_READINGS, BUSY = 5, 0.5  # a pause can make a reading or two 0, not five of a GPU that is busy
-RATIO_END = 1.05  # a span's ends are rounded; what was seen beyond, 1.29, was wrong (NVIDIA/DCGM issue 152)
-STOLEN = 0.02  # of the CPU time used: were the host the bound, rates would fall by as much, which is a repeat's noise
-THROTTLED = 0.01  # Linux hands out CPU quota every 0.1 s: one that is used up is a pause of several steps
-OTHERS, IDLE = 0.10, 0.10  # of all cores: others disturb where they use many and few are left to go to
+DEAD_READINGS, BUSY = 5, 0.5  # a pause can make one or two readings 0, but not five on a busy GPU
+RATIO_END = 1.05  # the ends of spans are rounded; a reading of 1.29 was wrong (NVIDIA/DCGM issue 152)
+STOLEN = 0.02  # of the CPU time used: on a CPU-bound engine throughput falls by as much, which is a repeat's noise
+THROTTLED = 0.01  # Linux assigns CPU quota every 0.1 s, so a used-up quota is a pause of several steps
+OTHERS, IDLE = 0.10, 0.10  # of all cores: other processes disturb if they use many and few are left
 
-# Bits of the clock event reasons (NVIDIA, nvml.h) and the counter of the same cause. The card's own power limit is not
-# among them: it is part of what a card can do, and on an H200 every large batch of a model of 1.3 billion parameters or
-# more meets it. How much it held the clock down is a figure (`DeviceFigures.power_capped`); what it must not do is
-# change within a window, which the clock tells.
+# Bits of the clock event reasons (NVIDIA, nvml.h) and the counter of the same cause. The power limit is not among them,
+# because on an H200 every large batch of a model of 1.3 billion parameters or more reaches it. Its effect is a figure
+# (`DeviceFigures.power_capped`), and only a change of the clock within a window is a finding.
 SLOWDOWNS: tuple[tuple[int, int | None, str], ...] = (
     (0x08, None, "hardware slowdown"),
     (0x20, of.CAPPED_SW_THERMAL, "software thermal slowdown"),
@@ -53,10 +52,15 @@ GPU_IDLE = 0x01  # a clock falls because nothing runs
 
 
 class CheckResult(NamedTuple):
-    """One sentence each. problems: make a measurement invalid. degradations: of the sensors, without making it invalid;
-    no gate rests on such a measurement. noise: what slowed the host or hid it from the sensors, kept and shown, because
-    an interval covers it. starved: other processes had the CPU cores, and the problems are of the kind that this
-    causes. unknown: why the sensors tell nothing."""
+    """Findings on a measurement, one sentence each.
+
+    Attributes:
+        problems: they make the measurement invalid.
+        degradations: sensor warnings, with which the measurement is valid but not used by a gate.
+        noise: disturbances of the host, which the interval covers.
+        starved: other processes used the CPU cores, which explains the problems.
+        unknown: why there is no sensor data.
+    """
 
     problems: tuple[str, ...] = ()
     degradations: tuple[str, ...] = ()
@@ -66,7 +70,7 @@ class CheckResult(NamedTuple):
 
     @property
     def state(self) -> Literal["invalid", "degraded", "unknown", "ok"]:
-        """The worst that was found."""
+        """Worst kind of finding."""
         return "invalid" if self.problems else "degraded" if self.degradations else "unknown" if self.unknown else "ok"
 
     @property
@@ -82,14 +86,15 @@ def health(
     even: bool = True,
     beside: bool = False,
 ) -> CheckResult:
-    """Findings of the sensors over one run's window. If they make it invalid, what degrades it is a problem too. An
-    engine on several GPUs has the state of the worst of them, and each reason names its GPU.
+    """Return the findings of the sensors over one run's window; of several GPUs the worst counts.
+
+    If they make the run invalid, sensor warnings are problems too.
 
     Args:
-        environment: Has the number of cores of the host, without which a busy host is not noticed.
-        replica: The engine's part in a run of several engines, whose processes use the GPU as well.
-        even: Whether the load is the same all through the window.
-        beside: Whether another engine of this run lived on the GPU, and had nothing to do.
+        environment: has the number of cores, without which a busy host is not noticed.
+        replica: the engine's part in a run of several engines, whose processes also use the GPU.
+        even: whether the load is constant during the window.
+        beside: whether another, idle engine of this run is on the GPU.
     """
     if gpus := gpu_figures.runs_of_each_gpu(run):
         found = [health(one, environment, replica, even) for one in gpus]
@@ -117,14 +122,9 @@ def health(
 
 
 def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -> Iterator[str]:
-    """Yield a finding if profiled counters miss too much of the window, or a GPU's sensors have no reading for too
-    long, because some report a moment only; and if the SM clock fell. One interval may be missing whatever its share:
-    the one under way when the run ends.
-
-    Readings at which the GPU says that it idles do not count. Under the power limit the clock dithers from reading to
-    reading, so there the window's halves are compared, unless the load's halves differ, as those of a job.
-    """
+    """Yield a finding for missing readings, and for a change of the SM clock."""
     telemetry, (opens, closes), share = watch.telemetry, watch.window_s, figures.coverage
+    # One interval may always be missing: the one that the end of the run cuts off.
     missing_s, allowed_s = (1 - (share or 0.0)) * (closes - opens), (1 - COVERAGE) * (closes - opens)
     profiled = any(number in telemetry.columns for number in of.PROFILED)
     if share is not None and profiled and missing_s > max(allowed_s, telemetry.interval_s):
@@ -138,9 +138,10 @@ def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -
     rows = []
     for row in watch.rows:
         clock, reasons = watch.value(of.SM_CLOCK, row) or 0, int(watch.value(of.CLOCK_REASONS, row) or 0)
-        if clock > 0 and not reasons & GPU_IDLE:  # unknown reasons are none
+        if clock > 0 and not reasons & GPU_IDLE:  # an unknown reason counts as none
             rows.append((clock, reasons))
     if any(reasons & gpu_figures.POWER_CAP for _, reasons in rows) and len(rows) > 1:
+        # Under the power limit the clock dithers from reading to reading, so the halves of the window are compared.
         half = len(rows) // 2
         then, now = (fmean(clock for clock, _ in part) for part in (rows[:half], rows[half:]))
         if even and abs(now / then - 1) > CLOCK_DROP:
@@ -156,8 +157,6 @@ def _unseen_or_uneven(watch: SensorWindow, figures: DeviceFigures, even: bool) -
 
 
 def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind, str]]:
-    """Yield a finding for each slowdown, foreign process, error and change of the power limit. own_processes: of this
-    run, that compute on the GPU. The Xid is the number of the last error and stays: only a change is an error."""
     bits = [int(value) for value in watch.values(of.CLOCK_REASONS)]
     for bit, counter, name in SLOWDOWNS:
         told = sum(bool(each & bit) for each in bits)
@@ -172,6 +171,7 @@ def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind,
     elif not foreign and processes > own_processes:
         what = f"{processes:.0f} processes computed on the GPU, and whose they are is not known"
         yield "degraded", f"{what} (limit {own_processes})"
+    # The Xid of the last error stays, so only a change is an error.
     for before, now in pairwise(watch.with_before(of.XID)):
         if now not in (before, 0):
             yield "invalid", f"the GPU reported Xid {now:.0f} (before: {before:.0f})"
@@ -186,9 +186,7 @@ def _gpu_events(watch: SensorWindow, own_processes: int) -> Iterator[tuple[Kind,
 
 
 def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tuple[Kind, str]]:
-    """Yield a finding for each failure of a source, for each profiled counter that is missing in too many readings, and
-    for each sensor that says what cannot be. The host's ratios are not checked: Linux adds up pressure every two
-    seconds, so one reading may hold what belongs to the one before."""
+    """Yield a finding for each failed source, missing counter and impossible reading."""
     (times, joules), apart, (opens, closes) = watch.readings(of.ENERGY), figures.energy_deviation, watch.window_s
     seconds = times[-1] - times[0] if times else 0.0
     fall = next(((before, after) for before, after in pairwise(joules) if after < before), None)
@@ -208,6 +206,7 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tup
         if busy > BUSY and len(values) >= DEAD_READINGS and not any(values):
             what = f"{of.SENSORS[number].names[0]} is 0 in all {len(values)} readings while the GPU is busy"
             yield "invalid", f"{what} for {percent(busy)} of the time (limit {percent(BUSY)})"
+    # Not the host's ratios: Linux adds up pressure every two seconds, so a reading may contain that of the one before.
     for number in (n for n in watch.telemetry.columns if n < of.OURS and n in of.SENSORS):
         wrong = [v for v in watch.values(number) if not 0 <= v <= RATIO_END]
         if of.SENSORS[number].unit == "ratio" and wrong:
@@ -224,7 +223,6 @@ def _wrong_readings(watch: SensorWindow, figures: DeviceFigures) -> Iterator[tup
 
 
 def _busy_host(watch: SensorWindow, figures: DeviceFigures, cores: int | None) -> Iterator[str]:
-    """Yield a finding for each sign that processes of ours waited for CPU cores."""
     own, used, stolen = figures.own_cores, figures.host_cores, figures.stolen_cores
     if stolen is not None and (base := own or used) and stolen > STOLEN * base:
         what = f"the hypervisor took {stolen:.2f} cores where {base:.2f} were used"
@@ -239,43 +237,41 @@ def _busy_host(watch: SensorWindow, figures: DeviceFigures, cores: int | None) -
             yield f"{what} and {percent(max(idle, 0.0))} were idle (limit {percent(IDLE)})"
 
 
-# What fails is work that the server was spared, and a sign of something else than was to be measured: one is too much,
-# unless who measures knows better.
+# A failed request spares the server work, so a single one is too many unless you allow more.
 FAILED_SHARE = 0.0
 MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
 MIN_STEPS_PER_HALF = 20
-LONGER_WINDOW = "a longer window"  # what would make such a measurement valid
-LITTLE_TOLERANCE = 0.05  # both counts are of the same run: an honest one agrees within the cut at the window's ends
-LITTLE_STEPS = 2  # the stamps of a first and a last token may each be of another step than the trace's
+LONGER_WINDOW = "a longer window"  # would make the measurement valid
+LITTLE_TOLERANCE = 0.05  # both counts are of the same run, so they differ only by the window's ends
+LITTLE_STEPS = 2  # the stamps of the first and last token may each be one step off
 LOAD_TOLERANCE = 0.05
-LOAD_STEPS = 3  # between two requests a user waits for the step under way, the one scheduled ahead, and its own turn
-TOKENS_TOLERANCE = 0.01  # what a request that is preempted has made already may be told twice
-EARLY_SHARE = 0.01  # of the requests: how many may end before the tokens that they asked for
-CONVOY_TOLERANCE = 0.05  # of a convoy's period: what is missing, or too much, may be one of its parts alone
-STEADY_TOLERANCE = 0.10  # a steady window's halves differ by the noise of a repeat: some percent on a shared host
-# Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so what is saved by this moves
-# a rate by less than repeats differ; a chat template that begins every prompt stays below it.
+LOAD_STEPS = 3  # between two requests a user waits for the running step, the next step, and its own
+TOKENS_TOLERANCE = 0.01  # the tokens of a preempted request may be counted twice
+EARLY_SHARE = 0.01  # share of the requests that may end early
+CONVOY_TOLERANCE = 0.05  # of a lockstep cycle: a missing part may be prefill or decode only
+STEADY_TOLERANCE = 0.10  # the noise of a repeat is a few percent on a shared host
+# Of the prompt tokens. Prompts are at most about half of the work at the usual lengths, so this share changes
+# throughput by less than repeats differ. A chat template that begins every prompt stays below it.
 MOST_CACHED = 0.05
-LARGEST_BLOCK = 128  # tokens, of the cache of vLLM's CPU backend; on GPUs it has 16 by default
+LARGEST_BLOCK = 128  # tokens, of vLLM's CPU backend; the default on GPUs is 16
 BY_COUNTERS = "server metrics"
 
 
 def problems(measurement: Measurement, failed_share: float = FAILED_SHARE) -> tuple[str, ...]:
-    """Return reasons why a measurement is invalid, one sentence each. failed_share: of the requests, that may fail."""
+    """Return why a measurement is invalid; `failed_share` of its requests may fail."""
     return check(measurement, failed_share=failed_share).problems
 
 
 def is_clean(group: ReplicaGroup) -> bool:
-    """Return whether nothing makes a repeat invalid or degrades it."""
+    """Return whether a repeat is neither invalid nor questionable."""
     found = check(*group)
     return not found.problems and not found.degradations
 
 
 def check(*group: Measurement, failed_share: float = FAILED_SHARE) -> CheckResult:
-    """Findings on one measurement, or on engines that were measured at the same time.
+    """Return the findings on one measurement, or on engines that were measured at the same time.
 
-    Of several engines each text names its replica. Of engines of one model the sum is judged for steadiness: one may
-    lose what another gains meanwhile. failed_share: share of the requests that may fail.
+    The throughput of engines of one model is checked as a sum, because one engine may lose what another one gains.
     """
     if len(group) == 1:
         return _check_one(group[0], failed_share)
@@ -319,12 +315,7 @@ def _check_one(measurement: Measurement, failed_share: float) -> CheckResult:
 
 
 def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
-    """Yield problems that leave nothing to check further: more requests failed than may, of the whole run or of the
-    requests that count; a window too short to have a rate; a job that was not served completely.
-
-    If requests failed and none was served, no window would be long enough. A job has no steady window, and its
-    preemptions are no problem, because a KV cache that is too small may be the question.
-    """
+    """Yield the problems after which no other check makes sense."""
     run, judged = measurement.run, window.judged_requests(measurement)
     counts = (run.failures, len(run.samples)), (judged.failures, len(judged.rows))
     share = max(failed / max(1, failed + others) for failed, others in counts)
@@ -337,21 +328,21 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
     served = sum(run.samples.finished)
     ended = window.finished_in_window(run)
     blind = all(run.samples.first_token_s[row] is None for row in ended)
-    if is_job(measurement.load):
+    if is_job(measurement.load):  # its preemptions are allowed, because a small KV cache may be the question
         asked = measurement.load.requests or 0
         if served + run.failures < asked:
             yield f"{served} of {asked} requests were served"
         elif blind:
             yield "no finished request says when its first token came"
         return
-    if run.failures and not served:
+    if run.failures and not served:  # no window would be long enough
         return
     if preempted := window.preemptions(run):
         yield f"{preempted} preemptions in the window: the KV cache is too small for this load"
     trace = window.window_trace(run)
     if (steps := len(trace.steps)) < MIN_STEPS or not trace.seconds:
         told = f"{steps} engine steps in the window, {MIN_STEPS} are needed"
-        if run.stream and not len(run.steps):  # the steps are spans of time in which the client counts
+        if run.stream and not len(run.steps):  # the steps are spans of time in the client
             bin_s = run.stream.bin_s
             told = f"tokens came for {steps * bin_s:g} s of the window, {MIN_STEPS * bin_s:g} s are needed"
         yield f"{told}: {LONGER_WINDOW}, or more requests"
@@ -362,11 +353,7 @@ def _broken(measurement: Measurement, failed_share: float) -> Iterator[str]:
 
 
 def _implausible(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem for each sign that the numbers are of something else.
-
-    A convoy, requests that start together, first processes its prompts, then decodes. Of one size, a window within one
-    period has told 0.4 times its throughput, another 1.1 times.
-    """
+    """Yield a problem for each sign of wrong numbers."""
     run, load, environment = measurement.run, measurement.load, measurement.environment
     rate, batch = window.output_tokens_per_s(run), window.mean_batch(run)
     fraction = gpu_figures.roofline_fraction(measurement, rate, batch, overlap=True)
@@ -376,6 +363,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
     if is_burst(load) and any(run.steps.accepted):
         yield "drafts give each request other steps, so those that start together drift apart: ramp-up staggered"
     elif is_burst(load) and len(run.steps) and measurement.workload.kind == "generate":
+        # Prefill and decode alternate. Windows within one lockstep cycle had 0.4 to 1.1 times its throughput.
         period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
         periods = (len(window.window_trace(run).steps) - 1) / period
         if abs(periods - max(1, round(periods))) > CONVOY_TOLERANCE:
@@ -406,13 +394,7 @@ def _implausible(measurement: Measurement) -> Iterator[str]:
 
 
 def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem if the prefix cache served another share of the prompt tokens than the one asked for, or nobody
-    knows which: whole blocks of what each prompt shares, but for the first prompt of each group; of a conversation the
-    prompt of the turn before, but of turns before which the user had sent none; nothing if the engine's cache is off.
-
-    What counts is the work that is left: the prompt tokens that are computed may be so many more or fewer, as where
-    none is to come from a cache. The blocks of a server that does not tell them may be of up to LARGEST_BLOCK tokens.
-    """
+    """Yield a problem if the prefix cache served an unexpected share of the prompt tokens, or an unknown one."""
     run, spec, cached = measurement.run, measurement.workload.spec, cache_hit_share(measurement.run)
     turns, without = spec.turns, f"without --slm-{'turns' if spec.turns > 1 else 'prefix-share'}"
     serves = measurement.spec.caches_prefixes or measurement.spec.interface == "endpoint"
@@ -425,11 +407,11 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
     samples, block, first = run.samples, measurement.resolved.block_size, dict[int, int]()
     rows = range(len(samples)) if cached.told_by == BY_COUNTERS else window.finished_in_window(run)
     for row in sorted(range(len(samples)), key=lambda row: samples.sent_s[row]):
-        # Which finds nothing if the cache is empty.
+        # The first prompt of a group finds nothing if the cache is empty.
         first.setdefault(samples.request[row] // turns if turns > 1 else samples.request[row] % spec.prefix_groups, row)
     if turns > 1:
         length, before = dict(zip(samples.request, samples.prompt_tokens)), {}
-        for row in rows:  # a turn of an archive may have lost the one before it, whose length follows from fixed ones
+        for row in rows:  # if a stored turn has lost the one before it, its length follows from the fixed lengths
             adds = (spec.longest or 0) // turns or samples.prompt_tokens[row]
             left, number = samples.prompt_tokens[row] - adds, samples.request[row]
             before[row] = length.get(number - 1, left) if number % turns else 0
@@ -439,8 +421,9 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
     tokens = max(1, prompt_tokens(run, rows))
     sizes = (block, block) if block else (LARGEST_BLOCK, 1)
     least, most = (sum(n // size * size for n in shared.values()) / tokens for size in sizes)
-    users = measurement.load.max_concurrency or 0  # each of whom begins with one of the first conversations
+    users = measurement.load.max_concurrency or 0  # each begins with one of the first conversations
     missed = sum(shared.get(row, 0) for n, row in first.items() if turns == 1 or n < users) / tokens
+    # The limit is on the remaining work: the prompt tokens that the engine computes.
     low = max(0.0, least - missed - MOST_CACHED * (1 - least))
     high = most + MOST_CACHED * (1 - most)
     if not low <= cached.share <= high:
@@ -455,9 +438,7 @@ def _other_hit_rate(measurement: Measurement) -> Iterator[str]:
 
 
 def tokens_asked_for(measurement: Measurement) -> int | None:
-    """Output tokens that each request of an endpoint asked for without regard to an end of text, or each request for
-    structured output. None if they were of several lengths, if the requests or the server know no `ignore_eos`, or if
-    the server does not count tokens."""
+    """Return the output tokens that each request must have, or None if it may have fewer."""
     spec, stream = measurement.spec, measurement.run.stream
     if measurement.workload.spec.response_format and spec.interface != "endpoint":
         return measurement.workload.spec.output_tokens
@@ -470,17 +451,9 @@ def tokens_asked_for(measurement: Measurement) -> int | None:
 
 
 def _load_not_held(measurement: Measurement) -> Iterator[str]:
-    """Yield a problem if the load was not in the engine. A client of a server does not see when its requests were
-    admitted, so only an engine of ours is judged.
-
-    Little's law compares the requests that make tokens, each from the step of its first one on, with the batches of the
-    step trace, because a prompt that takes several steps is in no batch before. A closed loop has to keep as many
-    requests sent as it was asked to; all that may be missing is the time between the end of one and the next. Of those
-    sent the engine may keep some waiting, which is what was to be measured if its limit of sequences or of tokens in a
-    step says so. Only if its KV cache has no room for them, or if nobody knows, the load was another one. A result has
-    no interval of its own: vLLM stamps none.
-    """
+    """Yield a problem if the engine did not have the requested concurrency."""
     run, load, output_tokens = measurement.run, measurement.load, measurement.workload.mean_output_tokens
+    # A client of a server does not see when requests were admitted, and vLLM stamps no interval of pooling requests.
     if measurement.spec.interface != "engine" or is_job(load) or measurement.workload.kind != "generate":
         return
     apart, tolerance = window.littles_law(run), max(LITTLE_TOLERANCE, LITTLE_STEPS / output_tokens)
@@ -501,6 +474,7 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
         what = f"{sent:.1f} requests were sent and not answered in the mean, not the {users:.4g} asked for"
         yield f"{what} (limit {percent(least)} of them)"
     elif held is not None:
+        # Requests may wait because of the limits of sequences or tokens in a step, but not for lack of KV cache.
         wanted = min(users, measurement.resolved.max_num_seqs or measurement.spec.max_num_seqs)
         if held >= least * wanted:
             return
@@ -512,8 +486,10 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
 
 
 def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) -> Verdict:
-    """Passes if at least `wanted` repeats of a case are valid; its reason tells what is wrong with the others.
-    Inconclusive if all that is wrong comes from other processes that had the host's cores."""
+    """Return the verdict that at least `wanted` repeats of a case are valid.
+
+    It is inconclusive if all problems come from other processes that used the CPU cores.
+    """
     wrong = [found for group in repeats if (found := check(*group)).problems]
     valid = len(repeats) - len(wrong)
     what = "runs" if any(len(group) > 1 for group in repeats) else "measurements"
@@ -526,11 +502,9 @@ def trustworthy(subject: str, repeats: Sequence[ReplicaGroup], wanted: int = 1) 
 
 
 def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
-    """Yield a finding if the throughput of engines that ran at the same time changed within the window; none if one of
-    them is not meant to be steady, or its window is too short.
+    """Yield a finding if the throughput of concurrent engines changed within the window.
 
-    The window is cut at the middle of its time. A convoy prefills, then decodes: parts of a period differ, however
-    steady the engine is. So of convoys the ends are equal numbers of whole periods, and a run without steps has none.
+    There is none if an engine has a load that is not steady, or too few steps.
     """
     first = second = 0.0  # output tokens/s at both ends of the window
     for measurement in together:
@@ -542,6 +516,7 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
             middle = bisect_left(ends, (ends[0] + ends[-1]) / 2, 0, n - 1)
             halves = range(middle + 1), range(middle, n)
         else:
+            # Parts of a lockstep cycle differ, so compare equal numbers of whole cycles.
             period = round(measurement.workload.mean_output_tokens + 1)  # engine steps
             each = min(round(n / period) // 2 * period, n - 1) if len(run.steps) else 0
             halves = range(each + 1), range(n - 1 - each, n)
@@ -558,22 +533,24 @@ def not_steady(together: Sequence[Measurement]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class Cached:
-    """share: of the prompt tokens, that were not computed. told_by: whose count it is."""
+    """A prefix cache's share of the prompt tokens, and the source of that count."""
 
     share: float
     told_by: str
 
 
 def prompt_tokens(run: Run, rows: Iterable[int]) -> int:
-    """Prompt tokens of these requests."""
     return sum(run.samples.prompt_tokens[row] for row in rows)
 
 
 def cache_hit_share(run: Run) -> Cached | None:
-    """Return the share of the prompt tokens served by a prefix cache: of the requests that ended in the window if each
-    has a count, else by a server's counters, which have the whole load and other users in them. None without either."""
+    """Return the share of the prompt tokens that a prefix cache served, if known.
+
+    It is counted over the requests that ended in the window, or else by the server's counters, which include other
+    users.
+    """
     found, ended = run.samples.cached_tokens, window.finished_in_window(run)
-    if any(count is not None for count in found) and ended:  # some servers leave out a count of 0
+    if any(count is not None for count in found) and ended:  # some servers omit a count of 0
         return Cached(sum(found[i] or 0 for i in ended) / prompt_tokens(run, ended), "counted for each request")
     looked_up, hits = (run.stream and run.stream.cache_lookups) or (0, 0)
     return Cached(hits / looked_up, BY_COUNTERS) if looked_up else None

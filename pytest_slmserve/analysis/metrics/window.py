@@ -1,17 +1,15 @@
-"""Quantities of one run over its steady window: rates by its steps, latencies by its requests, and goodput.
+"""Rates, latencies and goodput of one run over its steady window.
 
-Rates come from the step trace, not from whole completions: requests of one fixed length end in convoys. The window is
-cut to the step boundaries inside it, from the first to the last, and the tokens of the first step belong to the time
-before it: so there is no edge error.
+Rates come from the step trace, because requests of one length end at the same time. The window is cut to the ends of
+its first and last step, so that it has no edge error.
 
-Latencies of an open loop are those of the requests *sent* in the window, whenever they end. Those that end in it are
-another set: under overload the slow ones end after it, or never, and who counts only the others sees a fast service. A
-request that never ended counts as slower than every other, so a percentile that falls among those is not known (None)
-and never too small. A closed loop is judged by the requests that *ended* in the window: its load depends on its
-latencies, and in a steady state both sets have the same ones.
+With an open loop, latencies are those of the requests *sent* in the window, because under overload slow requests end
+after it or never. A request that never ended is slower than all others, and a percentile among such requests is None.
+With a closed loop, they are those of the requests that *ended* in the window, because its load depends on its
+latencies.
 
 TTFT = first token - sent, E2E = last token - sent, TPOT = (E2E - TTFT)/(n_out - 1), as `vllm bench serve` has them
-(vllm/benchmarks/serve.py, release 0.32), normalised = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
+(vllm/benchmarks/serve.py, release 0.32), normalized = E2E/n_out (G.-I. Yu and others, Orca, OSDI 2022).
 """
 
 import math
@@ -30,16 +28,18 @@ from pytest_slmserve.schema.records import Failures, Measurement, ReplicaGroup, 
 from pytest_slmserve.schema.specs import ClosedLoop, JudgedBy, OpenLoop, is_burst
 
 BATCHES = 8
-LEAST = 1e-6  # relative variance: below a tenth of a per cent it is that of the stamps, which a record rounds
+LEAST = 1e-6  # relative variance: a smaller one is that of the rounded time stamps
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTrace:
-    """The part of a run's trace in its window.
+    """The engine steps whose end lies in a run's window.
 
-    inside: the engine steps whose end lies in the window, as a slice of the trace; steps: their indices. ends_s,
-    tokens: their end times and output tokens. If a server reports no steps: of the equal spans of time in which its
-    client received the tokens. seconds: from the first of these ends to the last; 0 below two.
+    If a server reports no steps, they are equal spans of time in which its client received tokens.
+
+    Attributes:
+        inside: as a slice of the trace.
+        steps: as indices of the trace.
     """
 
     inside: slice
@@ -51,8 +51,7 @@ class WindowTrace:
 
 @once
 def whole_trace(run: Run) -> tuple[Sequence[float], Sequence[float]]:
-    """End times and output tokens of a run's engine steps; if its server reports none, of the equal spans of time in
-    which its client received the tokens."""
+    """Return end times and output tokens of all steps, or of equal spans of time if a server reports no steps."""
     stream = run.stream
     if len(run.steps) or stream is None:
         return run.steps.time_s, run.steps.new_tokens
@@ -61,13 +60,12 @@ def whole_trace(run: Run) -> tuple[Sequence[float], Sequence[float]]:
 
 @once
 def tokens_so_far(run: Run) -> Sequence[float]:
-    """Output tokens up to and with each entry of the trace, after a 0."""
+    """Return the cumulative output tokens of the trace, beginning with 0."""
     return [*accumulate(whole_trace(run)[1], initial=0.0)]
 
 
 def tokens_between(run: Run, begins: Sequence[float], ends: Sequence[float]) -> float:
-    """Output tokens that a run made from one time to another, summed over pairs of times. Those of a step come evenly
-    while it lasts. The same whatever the run did before."""
+    """Return the output tokens between pairs of times, in total. Those of a step are spread evenly over it."""
     at_ends, tokens = whole_trace(run)
     parts: list[float] = []
     for sign, at in (*((-1, at) for at in begins), *((1, at) for at in ends)):
@@ -81,7 +79,6 @@ def tokens_between(run: Run, begins: Sequence[float], ends: Sequence[float]) -> 
 
 @once
 def window_trace(run: Run) -> WindowTrace:
-    """Return the trace of a run in its window."""
     (ends, tokens), (opens, closes) = whole_trace(run), run.window_s
     first, end = bisect_left(ends, opens), bisect_right(ends, closes)
     inside = slice(first, end)
@@ -92,8 +89,11 @@ def window_trace(run: Run) -> WindowTrace:
 
 @once_for_all
 def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> float | None:
-    """Output tokens per second between the ends of the first and the last of some steps of the window; None below two.
-    first, end: of these steps, among those of the window; all of them unless told."""
+    """Return the output tokens/s in the window, or between two of its steps.
+
+    Args:
+        first: index in the window; `end` is exclusive.
+    """
     trace = window_trace(run)
     ends, tokens = trace.ends_s[first:end], trace.tokens[first:end]
     seconds = ends[-1] - ends[0] if len(ends) > 1 else 0.0
@@ -102,8 +102,7 @@ def output_tokens_per_s(run: Run, first: int = 0, end: int | None = None) -> flo
 
 @once_for_all
 def relative_variance(run: Run) -> float | None:
-    """Return the relative variance of the window's throughput by its own course, from the means of equal parts
-    (docs/statistics.md). None if a part has no tokens, or the window too few steps."""
+    """Return the relative variance of the window's throughput, from equal parts (docs/statistics.md)."""
     trace = window_trace(run)
     if len(trace.steps) < 2 * BATCHES or not trace.seconds:
         return None
@@ -120,7 +119,7 @@ def relative_variance(run: Run) -> float | None:
 
 
 def prompt_tokens_per_s(run: Run) -> float | None:
-    """Prompt tokens of the requests whose first token came in the window / its seconds; None of no window."""
+    """Return the prompt tokens/s, by the first tokens in the window."""
     opens, closes = run.window_s
     rows = zip(run.samples.prompt_tokens, run.samples.first_token_s, strict=True)
     prompts = sum(tokens for tokens, first in rows if first is not None and opens <= first <= closes)
@@ -128,15 +127,13 @@ def prompt_tokens_per_s(run: Run) -> float | None:
 
 
 def step_s(run: Run) -> float | None:
-    """Return the mean time between successive engine steps, which a running request waits; None without a trace of
-    steps."""
+    """Return the mean time between successive engine steps."""
     trace = window_trace(run)
     return trace.seconds / (len(trace.steps) - 1) if trace.seconds and len(run.steps) else None
 
 
 def steps_with_prompts(run: Run) -> float | None:
-    """Return the share of the window's steps that processed a prompt, or a part of one. None where a server tells no
-    steps."""
+    """Return the share of the window's steps that processed (part of) a prompt."""
     if not len(run.steps):
         return None
     prompts = run.steps.prompt_tokens[window_trace(run).inside]
@@ -145,11 +142,10 @@ def steps_with_prompts(run: Run) -> float | None:
 
 @once_for_all
 def mean_batch(run: Run) -> float | None:
-    """Return the mean number of sequences that a step carried to their next token, weighted by time.
+    """Return the mean number of sequences that got a token in a step, weighted by time.
 
-    It is the new tokens of a step, without those that drafts added. A prefill that ends in the step yields its first
-    token there and counts; a prompt that takes several steps is in no batch before. If a server tells no steps, it is
-    the mean number of concurrent requests as its client saw them, those that wait among them.
+    Tokens accepted from drafts do not count, and a prompt counts only in the step that yields its first token. Without
+    steps, it is the mean number of concurrent requests by the client, including waiting requests.
     """
     if not len(run.steps) and run.stream is not None:
         return requests_in_flight(run, "sent_s")
@@ -164,9 +160,11 @@ def mean_batch(run: Run) -> float | None:
 
 
 def acceptance_length(run: Run) -> float | None:
-    """Return the mean tokens of a step of a sequence that had a draft, in the window: 1 + accepted/drafts, as vLLM's
-    log has it (vllm/v1/spec_decode/metrics.py, release 0.32), but for tokens past a request's end. None without
-    drafts."""
+    """Return the mean tokens per step of a sequence with a draft, or None without drafts.
+
+    It is 1 + accepted/drafts, as in vLLM's log (vllm/v1/spec_decode/metrics.py, release 0.32), without tokens past a
+    request's end.
+    """
     inside = window_trace(run).inside
     drafts = sum(run.steps.drafts[inside])
     return 1 + sum(run.steps.accepted[inside]) / drafts if drafts else None
@@ -176,9 +174,11 @@ def acceptance_length(run: Run) -> float | None:
 def requests_in_flight(
     run: Run, since: Literal["admitted_s", "sent_s", "first_token_s"] = "admitted_s"
 ) -> float | None:
-    """Return the mean number of requests between their admission, their sending, or the beginning of the step that made
-    their first token, and their last token. A request cut off by the end of the run counts until the end of the window.
-    None if no request says when it was, or the window has no steps."""
+    """Return the mean number of concurrent requests in the window.
+
+    Args:
+        since: start of a request; "first_token_s" is the start of the step of its first token.
+    """
     trace, samples, begins = window_trace(run), run.samples, getattr(run.samples, since)
     if not trace.seconds or all(at is None for at in begins):
         return None
@@ -193,8 +193,10 @@ def requests_in_flight(
 
 
 def thinking_users(measurement: Measurement) -> float:
-    """Return how many users at most thought about the next turn of a conversation, in the mean of the window: by the
-    answers that they got there, and three standard deviations of their think times, which are exponential."""
+    """Return an upper bound of the mean number of users in their think time.
+
+    It adds three standard deviations of the exponential think times.
+    """
     run, load, turns = measurement.run, measurement.load, measurement.workload.spec.turns
     trace, samples = window_trace(run), run.samples
     if not isinstance(load, ClosedLoop) or not load.think_s or not trace.seconds:
@@ -209,29 +211,29 @@ def thinking_users(measurement: Measurement) -> float:
 
 
 def step_before(run: Run, at: float) -> float:
-    """Return seconds of the step that made the tokens stamped `at`, which is the one that ends then or next; 0 if the
-    trace does not have it."""
+    """Return the duration of the step that made the tokens stamped `at`; 0 if unknown."""
     ends = run.steps.time_s
     number = bisect_left(ends, at)
     return ends[number] - ends[number - 1] if 0 < number < len(ends) else 0.0
 
 
 def most_in_flight(run: Run) -> int:
-    """Return the most requests at once in the window, each from its sending to its last token, failed ones left out."""
+    """Return the maximum concurrency in the window, without failed requests."""
     (opens, closes), samples, changes = run.window_s, run.samples, list[tuple[float, int]]()
     for sent, last, finished in zip(samples.sent_s, samples.last_token_s, samples.finished, strict=True):
         ended = last if finished and last is not None else closes
         if sent < closes and ended > opens:
             changes += [(sent, 1), (ended, -1)]
-    # Where one ends as another is sent, the end comes first.
+    # If a request ends as another is sent, the end comes first.
     return max(accumulate(change for _, change in sorted(changes)), default=0)
 
 
 @once_for_all
 def littles_law(run: Run) -> float | None:
-    """Return the relative deviation of the requests that made tokens, by their own intervals, from the mean batch of
-    the step trace. Both are equal in an honest run whatever its arrivals, and however many steps a prompt takes. None:
-    not measured, as of a server that tells no steps."""
+    """Return the relative deviation of the concurrent requests that made tokens from the mean batch.
+
+    Both agree whatever the arrivals are, and however many steps a prompt takes.
+    """
     if not len(run.steps):
         return None
     requests, batch = requests_in_flight(run, "first_token_s"), mean_batch(run)
@@ -239,26 +241,27 @@ def littles_law(run: Run) -> float | None:
 
 
 def kv_usage(run: Run) -> float | None:
-    """Largest share of the KV blocks in use in the window, 0 to 1; None without a trace of steps."""
+    """Return the largest share of the KV blocks in use in the window."""
     return max((v for v in run.steps.kv_usage[window_trace(run).inside] if v is not None), default=None)
 
 
 def preemptions(run: Run) -> int:
-    """Requests thrown out of the engine in the window, to be computed again later; 0 without a trace of steps."""
     return sum(run.steps.preempted[window_trace(run).inside])
 
 
 @once
 def finished_in_window(run: Run) -> Sequence[int]:
-    """Return rows of the samples that finished with their last token in the window."""
+    """Return the rows of the requests that finished in the window."""
     opens, closes = run.window_s
     rows = zip(run.samples.finished, run.samples.last_token_s, strict=True)
     return [i for i, (finished, last) in enumerate(rows) if finished and last is not None and opens <= last <= closes]
 
 
 def common_span(group: Sequence[Measurement]) -> list[Run]:
-    """Runs of a group, cut to the span that all windows have in common. Uncut without a common clock (simulated), and
-    of requests that start together: their windows are whole convoys, and parts of one differ."""
+    """Return the runs of a group, with windows cut to their common span.
+
+    Simulated engines have no common clock, and the lockstep cycles of bursts must be whole, so these stay uncut.
+    """
     runs = [m.run for m in group]
     began = [run.began_s for run in runs if run.began_s is not None]
     if len(began) < len(runs) or any(is_burst(m.load) for m in group):
@@ -269,11 +272,9 @@ def common_span(group: Sequence[Measurement]) -> list[Run]:
 
 
 def steps_of(measurement: Measurement) -> list[Measurement]:
-    """Return a measurement for each step of the load, whose window is the step but for its first `settle_s`; none where
-    the load is no ramp. Gaps between tokens are those of the step. If it is not known when requests failed, each step
-    keeps all failures.
+    """Return a measurement for each step of a ramp of rates; none for other loads.
 
-    What a step left unserved the next one has to serve too, so a step after an overload is judged with that backlog.
+    A step after an overload also serves its backlog. Each step has all failures if their times are unknown.
     """
     load = measurement.load
     if not isinstance(load, OpenLoop):
@@ -283,7 +284,7 @@ def steps_of(measurement: Measurement) -> list[Measurement]:
         stream, failed, failures = run.stream, run.failed, run.failures
         if stream:
             stream = replace(stream, gaps=stream.step_gaps[number] if stream.step_gaps else {}, step_gaps=())
-        if failed is not None:  # the step's own, those of its settling time included
+        if failed is not None:  # those of the step, with its settling time
             rows = [row for row, at in enumerate(failed.sent_s) if begin - load.settle_s <= at < end]
             columns = (getattr(failed, column.name) for column in fields(failed))
             failed, failures = Failures(*(c and tuple(c[row] for row in rows) for c in columns)), len(rows)
@@ -299,9 +300,12 @@ SHARE_OF_TTFT = 0.1
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDelay:
-    """Rates, and delays of sending in seconds, of the requests scheduled in the window. achieved_per_s: of those sent
-    in it, whenever they were scheduled. unsent: scheduled in it, never sent. mean_s, p99_s, max_s: of the delays of
-    those that were sent, None if none was."""
+    """Rates and delays of the requests scheduled in the window.
+
+    Attributes:
+        achieved_per_s: of the requests sent in the window, whenever they were scheduled.
+        unsent: number of requests never sent.
+    """
 
     requested_per_s: float
     achieved_per_s: float
@@ -312,7 +316,7 @@ class ScheduleDelay:
 
 
 def delay_of(run: Run) -> ScheduleDelay | None:
-    """Return rates and delays of the requests scheduled in the window, failed ones too; None without a schedule."""
+    """Return the delays of the requests scheduled in the window, or None without a schedule."""
     if run.stream is None or run.stream.scheduled_s is None:
         return None
     opens, closes = run.window_s
@@ -333,7 +337,7 @@ def delay_of(run: Run) -> ScheduleDelay | None:
 
 
 def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
-    """Return the problem that requests were sent late or never; None if the client kept up."""
+    """Return a sentence if requests were sent late or never."""
     if delay.unsent:
         return f"the client never sent {delay.unsent} requests of the window"
     bound = harmless_s(median_ttft_s)
@@ -346,14 +350,13 @@ def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
 
 
 def harmless_s(median_ttft_s: float | None) -> float:
-    """Return seconds by which a client may be late, in sending and in its time stamps, if the median TTFT is this."""
+    """Return the acceptable delay of a client's sends and time stamps."""
     return max(HARMLESS_S, SHARE_OF_TTFT * (median_ttft_s or 0.0))
 
 
 @dataclass(frozen=True, slots=True)
 class HeldBack:
-    """Waiting times in seconds under a limit on the concurrent requests, which are no part of latencies. requests: how
-    many waited at all. mean_s, p99_s, max_s: over all sent requests, those that did not wait included."""
+    """Waiting times under a limit on concurrent requests, over all requests; `requests` is how many waited."""
 
     requests: int
     mean_s: float
@@ -362,7 +365,7 @@ class HeldBack:
 
 
 def held_back(run: Run) -> HeldBack | None:
-    """Waiting times of a run's requests; None without a limit on concurrent requests, or if nothing was sent."""
+    """Return the waiting times, or None without a limit on concurrent requests."""
     waited = run.stream.waited_s if run.stream else ()
     if not waited:
         return None
@@ -371,8 +374,11 @@ def held_back(run: Run) -> HeldBack | None:
 
 @dataclass(frozen=True, slots=True)
 class Percentiles:
-    """Percentiles of one latency, in seconds. A percentile is None without requests, or where it falls among requests
-    that never came so far. mean: over the `known` requests, None unless they are all."""
+    """Percentiles of one latency; None among requests that did not get that far.
+
+    Attributes:
+        known: number of requests with this latency; `mean` is None unless all have it.
+    """
 
     known: int
     mean: float | None
@@ -384,9 +390,13 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """Percentiles of all latencies over the same requests; TPOT over those of two output tokens or more. unfinished:
-    requests among them that failed or were cut off. itl_s: over the gaps between tokens in the window, of whatever
-    requests; None if no client saw them."""
+    """Percentiles of all latencies over the same requests.
+
+    Attributes:
+        unfinished: number of failed or cut off requests.
+        tpot_s: without requests of one output token.
+        itl_s: over all gaps between tokens in the window, if a client saw them.
+    """
 
     requests: int
     unfinished: int
@@ -398,7 +408,7 @@ class Latencies:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Means and percentiles by the names that a `Summary` has for them."""
+        """Means and percentiles by the field names of a `Summary`."""
         each = {"e2e": self.e2e_s, "ttft": self.ttft_s, "tpot": self.tpot_s, "itl": self.itl_s}
         named: dict[str, Any] = {"normalized_latency_s": self.normalized_latency_s.mean}
         for name, seen in each.items():
@@ -410,9 +420,8 @@ class Latencies:
 PARTS, SHARES = ("p50", "p90", "p95", "p99"), (0.50, 0.90, 0.95, 0.99)
 
 
-class RequestLatency(NamedTuple):  # made for each request of an archive: three times as fast as a frozen dataclass
-    """One request's latencies in seconds; None if it never came so far. tpot_s: None too for a `single` output
-    token."""
+class RequestLatency(NamedTuple):  # made for each request: three times as fast as a frozen dataclass
+    """Latencies of one request, or None if it did not get that far; `single` if it had one output token."""
 
     ttft_s: float | None
     tpot_s: float | None
@@ -422,7 +431,7 @@ class RequestLatency(NamedTuple):  # made for each request of an archive: three 
 
 
 def request_latency(samples: Samples, row: int) -> RequestLatency:
-    """Latencies of one request. One that did not finish has only its time to first token, if that token came."""
+    """Return the latencies of one request; of an unfinished request only its TTFT."""
     sent, first, last = samples.sent_s[row], samples.first_token_s[row], samples.last_token_s[row]
     ttft = None if first is None else first - sent
     if not samples.finished[row] or last is None:
@@ -438,9 +447,10 @@ def request_latency(samples: Samples, row: int) -> RequestLatency:
 
 
 def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
-    """Return the latencies of all requests that finished in the windows of these runs, or were sent in them, whenever
-    they ended. A failed request that was sent counts as never ended. An older record does not say when its failed
-    requests were sent, so they are left out."""
+    """Return the latencies of all requests that finished in the windows of these runs, or were sent in them.
+
+    A failed request that was sent counts as never ended.
+    """
     seen = []
     for run in runs:
         rows, failed = _in_window(run, judged_by)
@@ -460,7 +470,7 @@ def latencies(runs: Sequence[Run], judged_by: JudgedBy = "ended") -> Latencies:
 
 
 def latencies_of(measurement: Measurement) -> Latencies:
-    """Return the latencies of the requests by which this kind of load is judged."""
+    """Return the latencies of the requests that count for this kind of load."""
     return _latencies_of_one(measurement.run, measurement.load.judged_by)
 
 
@@ -471,7 +481,7 @@ def _latencies_of_one(run: Run, judged_by: JudgedBy) -> Latencies:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The requests by which a load is judged: rows of the samples, the tokens of these, and how many others failed."""
+    """The requests that count for a load: rows of the samples, their tokens, and how many others failed."""
 
     rows: Sequence[int]
     prompt_tokens: int
@@ -480,9 +490,10 @@ class Judged:
 
 
 def judged_requests(measurement: Measurement) -> Judged:
-    """Return the requests that were sent in the window of an open loop, or ended in that of any other load, and the
-    failed ones of the same moments. A load with a number of requests counts all of its failures, and so does a record
-    that does not say when requests failed."""
+    """Return the requests that were sent in the window of an open loop, or ended in that of another load.
+
+    Failures are those of the window, or all if the load has a number of requests or their times are unknown.
+    """
     run, load, samples = measurement.run, measurement.load, measurement.run.samples
     rows, failed = _in_window(run, load.judged_by)
     prompts, outputs = (sum(column[row] for row in rows) for column in (samples.prompt_tokens, samples.output_tokens))
@@ -490,8 +501,7 @@ def judged_requests(measurement: Measurement) -> Judged:
 
 
 def _in_window(run: Run, judged_by: JudgedBy) -> tuple[Sequence[int], int | None]:
-    """Return rows of the samples that were sent, or ended, in the window, and the number of failed requests that were;
-    None if the record does not say when."""
+    """Return the rows that were sent or ended in the window, and how many requests failed in it."""
     (opens, closes), rows = run.window_s, finished_in_window(run)
     if judged_by == "sent":
         rows = [row for row, sent in enumerate(run.samples.sent_s) if opens <= sent < closes]
@@ -501,7 +511,7 @@ def _in_window(run: Run, judged_by: JudgedBy) -> tuple[Sequence[int], int | None
 
 
 def percentiles(values: Sequence[float | None]) -> Percentiles:
-    """Percentiles and mean of `values` in seconds; None among them is longer than all others, by an unknown amount."""
+    """Return percentiles and mean of `values`, in which None is longer than all others."""
     known = [value for value in values if value is not None]
     padded = sorted(known) + [math.inf] * (len(values) - len(known))
     found = (percentile(padded, share) for share in SHARES)
@@ -511,11 +521,11 @@ def percentiles(values: Sequence[float | None]) -> Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class GapHistogram:
-    """Gaps between successive tokens of a request (ITL), counted in bins whose edges grow by a factor.
+    """Gaps between successive tokens of a request (ITL), or between chunks of several tokens.
 
-    A client of a server sees chunks of its stream: if one bears several tokens, the gap is between chunks. Bin i holds
-    gaps from least_s * growth^i until before least_s * growth^(i + 1); below bin 0 are all that are shorter than
-    least_s, whatever their number. sum_s: of all gaps.
+    Attributes:
+        counts: gaps by bin. Bin i starts at least_s * growth^i, and shorter gaps are below bin 0.
+        sum_s: sum of all gaps.
     """
 
     growth: float
@@ -529,16 +539,17 @@ class GapHistogram:
 
     @property
     def mean_s(self) -> float | None:
-        """Mean gap in seconds; None without gaps."""
         return self.sum_s / self.gaps if self.gaps else None
 
     def middle_s(self, index: int) -> float:
-        """Middle of bin `index` on the logarithmic scale, in seconds; `least_s` for the bin below all others."""
+        """Return the middle of a bin on the logarithmic scale."""
         return self.least_s * math.pow(self.growth, index + 0.5) if index >= 0 else self.least_s
 
     def percentile(self, share: float) -> float | None:
-        """Return the gap in seconds that at least this share of all, 0 to 1, does not exceed; None without gaps. It is
-        the middle of its bin, so off by a factor of √growth at most: 0.5 % for bins of 1 %."""
+        """Return the gap that this share (0 to 1) of all gaps does not exceed.
+
+        It is the middle of its bin, so its error is at most a factor of √growth: 0.5% for bins of 1%.
+        """
         wanted, seen = max(1, math.ceil(share * self.gaps)), 0
         for index in sorted(self.counts):
             seen += self.counts[index]
@@ -548,7 +559,7 @@ class GapHistogram:
 
 
 def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
-    """Gaps in the windows of all runs together; None if one has none, or counted them in other bins."""
+    """Return the gaps of all runs, or None if a run has none or has other bins."""
     found = [gap_histogram(run.stream.gaps) if run.stream and run.stream.gaps else None for run in runs]
     known = [each for each in found if each]
     if not known or len(known) < len(found) or len({(each.growth, each.least_s) for each in known}) > 1:
@@ -558,8 +569,10 @@ def gaps_of(runs: Iterable[Run]) -> GapHistogram | None:
 
 
 def gap_histogram(facts: Mapping[str, Any]) -> GapHistogram:
-    """Return a histogram from its JSON form, {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5},
-    whose indices may be strings."""
+    """Return a histogram from its JSON form.
+
+    For example {"growth": 1.01, "least_s": 1e-4, "counts": {index: count}, "sum_s": 1.5}.
+    """
     counts = {int(index): int(count) for index, count in facts["counts"].items()}
     return GapHistogram(float(facts["growth"]), float(facts["least_s"]), counts, float(facts["sum_s"]))
 
@@ -571,10 +584,14 @@ EXPONENT = {"ms": "e-3", "s": ""}
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper bounds in seconds that one request must keep, all of them; None is no bound. Raises BadUsage without one.
+    """Limits in seconds that every request must keep; None is no limit.
 
-    ttft_s: to the first token. tpot_s: per output token after it; a request of one token meets it, as in vLLM.
-    itl_s: always None: a bound on the gaps between tokens is refused. e2e_s: to the last token.
+    Attributes:
+        tpot_s: a request of one token meets it, as in vLLM.
+        itl_s: always None, because gaps are not counted for each request.
+
+    Raises:
+        BadUsage: without a limit, or for an invalid one.
     """
 
     ttft_s: float | None = None
@@ -594,12 +611,12 @@ class Slo:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Seconds by name (ttft, tpot, e2e) of the bounds that there are."""
+        """Limits in seconds by name (ttft, tpot, e2e)."""
         found = ((field.name.removesuffix("_s"), getattr(self, field.name)) for field in fields(self))
         return {name: bound for name, bound in found if bound is not None}
 
     def __str__(self) -> str:
-        """The SLO as text that `parse_slo` accepts, such as ttft:200ms,e2e:5s."""
+        """Return the SLO as text that `parse_slo` accepts, such as ttft:200ms,e2e:5s."""
         return ",".join(
             f"{name}:{bound * 1e3:.12g}ms" if bound < 1 else f"{name}:{bound:.15g}s"
             for name, bound in self.bounds.items()
@@ -607,7 +624,7 @@ class Slo:
 
 
 def parse_slo(text: str) -> Slo:
-    """Return the SLO of words like ttft:200ms,tpot:50ms. Raises BadUsage with what to type instead."""
+    """Return the SLO of a text like ttft:200ms,tpot:50ms. Raise BadUsage with a text to use instead."""
     bounds: dict[str, float] = {}
     known = [field.name.removesuffix("_s") for field in fields(Slo)]
     for part in text.split(","):
@@ -627,12 +644,12 @@ def parse_slo(text: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """Requests that met an SLO, and their rate, among the requests sent in the window, whenever they ended. In a closed
-    loop: among those that ended in the window.
+    """Requests that met an SLO, and their rate, of all requests that count for a load.
 
-    good: finished, every SLO met. dropped: did not finish (failed or cut off); they meet no SLO. per_s: the good ones /
-    seconds of the window. attainment: good / requests; by_slo: the same for each SLO alone, in the order of the SLO.
-    Shares are None without a request.
+    Attributes:
+        good: finished requests that met every limit.
+        dropped: failed or cut off requests.
+        attainment: share of good requests; `by_slo` for each single limit.
     """
 
     slo: Slo
@@ -645,8 +662,10 @@ class Goodput:
 
 
 def request_seconds(slo: Slo, measurement: Measurement) -> Iterator[dict[str, float]]:
-    """Yield the seconds of each request by which a load is judged, by the limits of an SLO; infinite for what did not
-    come, such as every one of a failed request. A request of one token takes no time per output token."""
+    """Yield the latencies of each request that counts for a load, by the limits of an SLO.
+
+    They are infinite if it did not finish. TPOT is 0 for one token.
+    """
     judged, samples = judged_requests(measurement), measurement.run.samples
     for row in judged.rows:
         seen = request_latency(samples, row)
@@ -658,8 +677,10 @@ def request_seconds(slo: Slo, measurement: Measurement) -> Iterator[dict[str, fl
 
 
 def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
-    """Return the goodput of one or more repeats of a load, over the requests by which it is judged, failed ones
-    included. Requests are summed; the rate is the sum over engines beside each other, and the mean over repeats."""
+    """Return the goodput of one or more repeats of a load.
+
+    The rate is the sum over concurrent engines, and the mean over repeats.
+    """
     bounds, kept, rates = slo.bounds, Counter[str](), [0.0] * len(repeats)
     requests = finished = good = 0
     for i, group in enumerate(repeats):
@@ -677,5 +698,4 @@ def goodput_of(slo: Slo, *repeats: ReplicaGroup) -> Goodput:
 
 
 def finished_output_tokens(run: Run) -> list[int]:
-    """Output tokens of each request that was served to its end."""
     return [tokens for tokens, done in zip(run.samples.output_tokens, run.samples.finished, strict=True) if done]
