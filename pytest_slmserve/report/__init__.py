@@ -1,1 +1,1 @@
-"""Output of the analysis for readers: tables, figures and texts. Nothing here decides a verdict."""
+"""Tables, charts and texts of analysis results for readers. No verdict is decided here."""

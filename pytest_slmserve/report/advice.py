@@ -1,4 +1,4 @@
-"""The advice as a section (a table, the reasons, the commands) and as facts for JSON; predictions for another GPU."""
+"""Section and JSON facts of a recommendation, and predictions for another GPU."""
 
 import math
 import shlex
@@ -34,7 +34,7 @@ from pytest_slmserve.schema.kv_cache import adapter_bytes
 from pytest_slmserve.schema.models import hub_name
 from pytest_slmserve.schema.specs import command_words
 
-TOLD_APART = {*ADVISED, "dtype", "max_num_batched_tokens"}  # arguments that are not among the further ones
+TOLD_APART = {*ADVISED, "dtype", "max_num_batched_tokens"}  # arguments that `serve_words` sets or replaces
 FIRST_PORT = 8000  # of vLLM's server by default
 INDENT = "    "
 CONTINUED = " \\"
@@ -42,7 +42,12 @@ CONTINUED = " \\"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Engines to be started one after the other. what: for people. mps: whether they should share the GPU by MPS."""
+    """Engines to start one after the other.
+
+    Attributes:
+        what: description for people.
+        mps: whether the engines should share the GPU by MPS.
+    """
 
     what: str
     commands: tuple[tuple[str, ...], ...]
@@ -50,8 +55,7 @@ class Start:
 
 
 def starts(plan: Plan) -> Iterator[Start]:
-    """Ways to serve: a single engine of each model, or one of each model that fits beside the others; and several
-    engines of one model, if they are worth a trial."""
+    """Yield ways to serve: one engine of each model, together if they fit, then several engines for a trial."""
     engines = ((advice, advice.subject.engine, advice.batch) for advice in plan.advices)
     serving = [(advice, engine, batch) for advice, engine, batch in engines if engine and batch is not None]
     placed = [row for row in serving if plan.together and row[0].needs]
@@ -72,7 +76,7 @@ def starts(plan: Plan) -> Iterator[Start]:
 
 
 def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tuple[str, ...]:
-    """Return the words of one command. What is unknown of the engine is left to vLLM."""
+    """Return the words of a `vllm serve` command. Unknown settings of the engine are left to vLLM."""
     spec = engine.spec
     variables = [f"{name}={value}" for name, value in spec.env if name != "PYTHONPATH"]
     words = ["env", *variables] if variables else []
@@ -88,8 +92,8 @@ def serve_words(engine: ServedEngine, batch: int, gpu_bytes: int | None) -> tupl
 
 
 def shell_lines(words: Sequence[str], width: int) -> str:
-    """One command on several lines of a terminal, continued for a shell and broken only before an option."""
-    groups: list[list[str]] = [[]]  # the command, and each option with what follows it
+    """Return a shell command on several lines, broken before options."""
+    groups: list[list[str]] = [[]]  # the command, and each option with its values
     for word in words:
         if word.startswith("--"):
             groups.append([])
@@ -120,7 +124,7 @@ COLUMNS: tuple[Column[Advice], ...] = (
     Column("cost/M\ntokens", lambda a: figure(a.advised.cost.value if a.advised and a.advised.cost else None), rank=3),
     Column("\n", lambda a: _mark(a), "left"),
 )
-NEAR_LIMIT = 0.9  # share of the power limit that a reader is warned of
+NEAR_LIMIT = 0.9  # share of the power limit from which a reader is warned
 ALWAYS = 3  # columns that are shown even if nothing is known
 LEGEND = (
     "batch: what max_num_seqs should be. ms/token: between output tokens. of peak: of the largest throughput measured. "
@@ -142,8 +146,14 @@ FOOTPRINT = ("longest", "block_size", "weight_bytes", "allowance_bytes", "allowa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickRun:
-    """One engine, measured for a minute. start_s: until it took requests, None if nobody told. measured_s: of all
-    windows with their ramps, budget_s at most. all_s: of the command. trial: the command that measures two engines."""
+    """One engine, measured for a minute.
+
+    Attributes:
+        start_s: seconds until it took requests, None if unknown.
+        measured_s: seconds of all windows with ramps, at most budget_s.
+        all_s: seconds of the command.
+        trial: command that measures two engines.
+    """
 
     start_s: float | None
     measured_s: float
@@ -154,7 +164,7 @@ class QuickRun:
 
 
 def quick_answer(advice: Advice) -> str:
-    """Return batch, share of the memory, and whether a second engine pays, in one sentence."""
+    """Return batch, memory share, and whether a second engine pays, in one sentence."""
     if advice.batch is None:
         return f"{advice.subject.name}: no batch can be advised: {advice.decision.reason or 'the memory holds none'}"
     (least, above), choice, fit = batch_ends(advice), advice.decision.choice, advice.replicas
@@ -171,7 +181,7 @@ def quick_answer(advice: Advice) -> str:
 
 
 def quick_reasons(advice: Advice, run: QuickRun) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a subject and a sentence: the plateau, the second engine, trust, time and what to type next."""
+    """Yield pairs of subject and sentence on a quick measurement."""
     loads = advice.subject.usable
     if steps := gains(loads):
         found = plateau(loads)
@@ -194,8 +204,12 @@ def quick_reasons(advice: Advice, run: QuickRun) -> Iterator[tuple[str, str]]:
 def advice_section(
     plan: Plan, source: ResultSource, curves: Sequence[Curve] = (), quick: QuickRun | None = None
 ) -> Section:
-    """Return the commands, the table, the reasons, notes on all models, and which deployment to choose of those on
-    several numbers of GPUs. quick: how the model was measured just now; then the answer stands first, and no table."""
+    """Return the section of a recommendation.
+
+    Args:
+        curves: of these models; their best deployments on several GPUs are added.
+        quick: measurement of the model made just now; its answer comes first, without a table.
+    """
     wish, memory = plan.wish, ""
     if wish.gpu_bytes is not None:
         most = percent(wish.gpu_memory_utilization)
@@ -242,7 +256,7 @@ def _mark(advice: Advice) -> str:
 
 
 def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
-    """Yield pairs of a subject and a sentence."""
+    """Yield pairs of subject and sentence that explain a recommendation."""
     yield "batch", batch_text(advice, plan)
     if allowed := caps_text(advice.decision):
         yield "law", allowed
@@ -264,7 +278,7 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
             said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
             limit, over = advice.decision.limit, ""
             if limit and advice.gains and (bound := advice.gains.mps) and advice.advised and advice.advised.latency_s:
-                # That many times the requests, at no more than the bound times the throughput (Little's law).
+                # Little's law, with this many times the requests at no more than the bound times the throughput.
                 least = fit.advised / bound.factor * advice.advised.latency_s.value
                 if least > limit.seconds:
                     least_ms = milliseconds(least)
@@ -284,8 +298,7 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def adapter_slots(advice: Advice, plan: Plan) -> dict[str, int | None] | None:
-    """Return the slots for adapters, their bytes, and how many have room beside the batch; None if none were asked for.
-    The room is None if the memory is not known."""
+    """Return slots, bytes and room for adapters; None if none are wanted. Unknown room is None."""
     engine, budget = advice.subject.engine, plan.wish.budget_bytes
     if plan.wish.adapters is None or engine is None:
         return None
@@ -296,7 +309,7 @@ def adapter_slots(advice: Advice, plan: Plan) -> dict[str, int | None] | None:
 
 
 def adapters_told(advice: Advice, plan: Plan, curves: Sequence[Curve]) -> Iterator[tuple[str, str]]:
-    """Yield what the slots of the adapters take, how many have room, and what measured jobs say of too few."""
+    """Yield the memory of the adapters' slots, and measured effects of too few."""
     if (held := adapter_slots(advice, plan)) is None:
         return
     said = f"{held['slots']} slots of rank {held['rank']} take {gib(held['slot_bytes'] or 0)} GiB"
@@ -309,7 +322,7 @@ def adapters_told(advice: Advice, plan: Plan, curves: Sequence[Curve]) -> Iterat
 
 
 def batch_text(advice: Advice, plan: Plan) -> str:
-    """B_opt, its conditions and its throughput; or why there is none."""
+    """Return B_opt with conditions and throughput, or why there is none."""
     seen = advice.decision
     if seen.batch is None:
         return f"none: {seen.reason}"
@@ -330,7 +343,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
 
 
 def caps_text(seen: Decision) -> str:
-    """Return the largest batches that the laws allow; empty without a law."""
+    """Return the largest batches by the saturation model; empty without one."""
     pairs = (("efficiency", seen.caps.efficiency), ("latency", seen.caps.slo))
     said = [f"{figure(cap)} by {name}" for name, cap in pairs if cap is not None]
     return f"by the saturation law alone the batch could be up to {', '.join(said)}" if said else ""
@@ -359,7 +372,7 @@ def no_memory(advice: Advice) -> str:
 
 
 def general(plan: Plan, source: ResultSource) -> Iterator[str]:
-    """Yield notes that concern all models of a plan, and how they fit together."""
+    """Yield notes on all models, and how they fit on the GPU together."""
     yield from (f"note: {note}" for note in source.notes)
     if not plan.advices:
         yield "note: no sweep was measured"
@@ -388,8 +401,12 @@ def general(plan: Plan, source: ResultSource) -> Iterator[str]:
 def advice_facts(
     plan: Plan, source: ResultSource, curves: Sequence[Curve], quick: QuickRun | None = None
 ) -> dict[str, Any]:
-    """Return a plan and each of its models for JSON. curves: of these models, on any number of GPUs, of which the best
-    deployments are told if there is a choice. quick: how the model was measured just now."""
+    """Return a plan for JSON.
+
+    Args:
+        curves: of these models; their best deployments on several GPUs are added.
+        quick: measurement of the model made just now.
+    """
     wish, models, several = plan.wish, [], []
     for advice in plan.advices:
         seen, footprint = advice.decision, advice.subject.footprint
@@ -449,8 +466,14 @@ PREDICTED: tuple[Column[Predicted], ...] = (
 def prediction_report(
     title: str, loads: Sequence[Predicted], batch: Interval, checks: Sequence[Verdict], beside: Mapping[int, float]
 ) -> tuple[dict[str, Any], Section]:
-    """Return predictions of loads, ascending: facts for JSON, and their section. batch: to choose. checks: of what was
-    measured on that GPU. beside: tokens/s by another tool, by load."""
+    """Return facts and section of predictions for another GPU.
+
+    Args:
+        loads: in ascending order.
+        batch: recommended batch.
+        checks: verdicts on measurements from that GPU.
+        beside: tokens/s by AIConfigurator, by load.
+    """
     rows = [
         {
             "concurrency": one.setting.load,

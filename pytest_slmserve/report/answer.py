@@ -1,4 +1,4 @@
-"""Five lines on a whole run: the answer, why it is so, one command, what it rests on, and where the evidence is."""
+"""Five lines on a run: answer, reason, next command, basis, and place of the evidence."""
 
 import math
 import re
@@ -25,8 +25,7 @@ OPEN = "inconclusive"
 
 
 def answer_of(found: Findings) -> FiveLines | None:
-    """Return the five lines of a run. Between gates and everything else the worse outcome decides. Return None if the
-    run measured and judged nothing."""
+    """Return the five lines of the gates or of the rest, whichever is worse; None if there is neither."""
     rest = rest_lines(found)
     if not found.gates:
         return rest
@@ -37,7 +36,7 @@ def answer_of(found: Findings) -> FiveLines | None:
 
 
 def state_of(found: Findings) -> State | None:
-    """Return the worst outcome of claims and tests, or None if the run judged nothing."""
+    """Return the worst outcome of claims and tests, or None if nothing was judged."""
     outcomes = {each.outcome for each in found.outcomes}
     if found.failed or "unexpected" in outcomes:
         return State.FAILS
@@ -47,7 +46,7 @@ def state_of(found: Findings) -> State | None:
 
 
 def rest_lines(found: Findings) -> FiveLines | None:
-    """Return the five lines of everything in a run except its gates."""
+    """Return the five lines of a run without its gates, or None if there is nothing else."""
     points: list[Point] = [*chain.from_iterable(curve.points for curve in found.curves), *found.shared, *found.jobs]
     state, kinds = state_of(found), by_outcome(found.outcomes)
     if state is None and not points:
@@ -61,7 +60,7 @@ def rest_lines(found: Findings) -> FiveLines | None:
         surprises = sum(len(kinds[words]) for words in SURPRISES)
         count = max(len(found.failed), surprises)
         broken = "unexpected" not in {each.outcome for each in found.outcomes} and all(map(is_error, found.failed))
-        word = "ERROR" if broken else "FAILS"  # what broke off is no verdict
+        word = "ERROR" if broken else "FAILS"  # an error is not a verdict
         answer = f"{word}: {first}{f'; the first of {count} failures' if count > 1 else ''}"
     elif state is State.INCONCLUSIVE:
         first = next(iter([*map(failure_text, found.inconclusive), *inconclusive(kinds, found.curves)]))
@@ -74,7 +73,7 @@ def rest_lines(found: Findings) -> FiveLines | None:
 
 
 def is_error(failed: str) -> bool:
-    """Return whether a failed test ended with an error in place of a verdict or an assertion."""
+    """Return whether a test failed with an error other than an assertion or `pytest.fail`."""
     kind = ERROR.match(failed.partition(": ")[2])
     return kind is not None and kind[1] not in ("AssertionError", "Failed")
 
@@ -86,7 +85,7 @@ def failure_text(failed: str) -> str:
 
 
 def measured_text(found: Findings) -> str:
-    """Return the highest throughput that was measured, with its load."""
+    """Return the highest measured throughput in a sentence; empty if none is known."""
     series: list[tuple[str, Sequence[Point]]] = [(label, curve.valid) for curve, label in found.labelled if curve.valid]
     series = series or [(engines(p.models), [p]) for p in found.shared if p.valid]
     series = series or [(p.model, [p]) for p in found.jobs if p.valid]
@@ -104,9 +103,9 @@ def measured_text(found: Findings) -> str:
 
 
 def next_command(found: Findings, state: State | None) -> str:
-    """Return the command that follows: show what fails, measure again what is inconclusive, or keep what passes."""
+    """Return the command that repeats a failure, resumes what is inconclusive, or uses a pass."""
     if state is State.INCONCLUSIVE and found.command:
-        first = next(inconclusive(by_outcome(found.outcomes), found.curves), "")  # which names options that resolve it
+        first = next(inconclusive(by_outcome(found.outcomes), found.curves), "")  # names options that resolve it
         named = [(name, value) for name, value in OPTION.findall(first) if value or name in WITHOUT_VALUE]
         more = {name: f"{name}={value}" if value else name for name, value in named}
         more = more or {"--slm-resume": "--slm-resume"}
@@ -122,7 +121,7 @@ def next_command(found: Findings, state: State | None) -> str:
 
 
 def trust_text(found: Findings, points: Sequence[Point]) -> str:
-    """Return what the answer rests on: points, repeats, hosts, and points that the host disturbed."""
+    """Return the numbers of points, repeats, hosts and disturbed points."""
     used = [m for point in points for group in point.used for m in group]
     if not used:
         return "" if points else "nothing was measured for it"

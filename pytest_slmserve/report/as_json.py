@@ -1,5 +1,8 @@
-"""Values as JSON: keys are the names of fields, nothing is rounded, and null is what is not known or not finite. And as
-CSV: a line for each object, with the same keys; what lies in an object is named `object.key`."""
+"""Values as JSON and CSV.
+
+JSON keys are names of fields, numbers are not rounded, and null means unknown or not finite. CSV has a line for each
+object, and names nested values `object.key`.
+"""
 
 import csv
 import enum
@@ -19,12 +22,12 @@ from pytest_slmserve.schema.specs import load_facts
 
 
 def as_json(value: object) -> str:
-    """Return the text of one JSON value, over several lines."""
+    """Return the value as indented JSON."""
     return json.dumps(plain(value), indent=2, allow_nan=False)
 
 
 def plain(value: Any) -> Any:
-    """JSON's own types: a dataclass as an object of its fields, an enum by its value, other collections as lists."""
+    """Return a value in the types of JSON: dataclasses as objects, enums by value."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -36,7 +39,7 @@ def plain(value: Any) -> Any:
             return str(value)
         case Mapping():
             return {str(name): plain(each) for name, each in value.items()}
-        case frozenset() | set():  # in an order that the run of Python does not decide
+        case frozenset() | set():  # because the order of a set varies between processes
             return sorted(plain(each) for each in value)
         case Iterable():
             return [plain(each) for each in value]
@@ -44,7 +47,7 @@ def plain(value: Any) -> Any:
 
 
 def facts(value: object, *names: str) -> dict[str, Any]:
-    """Attributes by name: those of `names`, or all fields of a dataclass. Of None each is None."""
+    """Return the attributes `names`, or all fields of a dataclass. If the value is None, each is None."""
     if not names:
         assert is_dataclass(value), f"{type(value).__name__} is neither a dataclass nor a type of JSON"
         names = tuple(field.name for field in fields(value))
@@ -52,8 +55,7 @@ def facts(value: object, *names: str) -> dict[str, Any]:
 
 
 def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the text of a table whose head is that of all rows. Items of a list have "; " between them. A text that a
-    spreadsheet would take for a formula has a ' before it."""
+    """Return rows as CSV, with lists joined by "; " and an apostrophe before texts that look like formulas."""
     flat = [dict(_cells(plain(row))) for row in rows]
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
@@ -62,7 +64,7 @@ def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     return text.getvalue()
 
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet would compute
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of a cell that a spreadsheet would compute
 
 
 def _cells(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
@@ -91,7 +93,7 @@ BULK = ("each", "used", "told", "spec", "resolved", "environment", "workload", "
 
 
 def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:
-    """Return engine, load, requests and environment of a measurement. Limits of an endpoint's engine are not known."""
+    """Return engine, load, workload and environment. Limits of an endpoint's engine are None."""
     ours = None if case.spec.interface == "endpoint" else case.spec
     return {
         **facts(case.spec, "model", "interface", "url"),
@@ -104,8 +106,10 @@ def case_facts(case: Measurement | JobPoint) -> dict[str, Any]:
 
 
 def point_facts(found: Findings) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each point: of sweeps, of engines that replicas are compared with ("alone"), of replicas (with
-    what all of them share) and of fixed-size workloads."""
+    """Yield the facts of each point of sweeps, replicas and fixed-size workloads.
+
+    Points of the kind "alone" are single engines that replicas are compared with.
+    """
     for curve, label in found.labelled:
         for kind, point in (*(("point", p) for p in curve.points), *(("alone", p) for p in curve.alone)):
             load = point.concurrency
@@ -123,7 +127,6 @@ def point_facts(found: Findings) -> Iterator[dict[str, Any]]:
 
 
 def sweep_facts(found: Findings) -> Iterator[dict[str, Any]]:
-    """Yield the facts of each sweep as a whole."""
     for curve, label in found.labelled:
         yield {
             "subject": label,
@@ -141,8 +144,10 @@ def _figures(point: Point | JobPoint, slo: Slo | None) -> dict[str, Any]:
 
 
 def benchmark_facts(measurements: Sequence[Measurement]) -> tuple[list[float], dict[str, Any]]:
-    """Return the rounds of pytest-benchmark, and its extra info: every plain number of the point, the ids of its
-    records, and what identifies it. A round is the seconds per request of one valid repeat."""
+    """Return the rounds and the extra info of a point for pytest-benchmark.
+
+    A round is the seconds per request of one valid repeat.
+    """
     points: Sequence[Point | JobPoint] = points_of(measurements) or job_points(measurements)
     if not points:
         return [], {}

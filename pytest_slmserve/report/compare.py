@@ -1,4 +1,4 @@
-"""Comparisons of runs and of releases: their sections, and their facts for JSON and CSV."""
+"""Sections and facts of comparisons of runs and of releases."""
 
 import shlex
 from collections import Counter
@@ -62,7 +62,7 @@ FOUR = partial(figure, digits=4)
 
 
 def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the numbers of measurements and launches, and all models, releases of vLLM, devices and hosts."""
+    """Return the numbers of measurements and launches, with all models, releases, devices and hosts."""
     where = [m.environment for m in measurements]
     values: dict[str, list[str | None]] = {
         "models": [short_name(m.spec.model) for m in measurements],
@@ -78,13 +78,17 @@ def measured_facts(measurements: Sequence[Measurement]) -> dict[str, Any]:
 
 
 def days_of(times: Iterable[str]) -> str:
-    """Return "2026-01-01 to 2026-01-03" of times in ISO 8601, or one day; empty of nothing."""
+    """Return the days of ISO 8601 times: "2026-01-01 to 2026-01-03", one day, or an empty text."""
     days = sorted({at[:10] for at in times})
     return " to ".join(dict.fromkeys((*days[:1], *days[-1:])))
 
 
 def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
-    """Return a line for each run. several: whether they are of more than one archive, whose names are shown then."""
+    """Return a line for each run.
+
+    Args:
+        several: whether to name the results file of each run.
+    """
 
     def names(name: str, head: str, rank: int = 0) -> Column[dict[str, Any]]:
         return Column(head, lambda row: ", ".join(row[name]) or ABSENT, "left", rank=rank)
@@ -107,8 +111,12 @@ def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunSide:
-    """One side of a comparison. name: of the archive, and of the run if it has several. command: that measured it with
-    `slmserve measure`, if it was one and is known."""
+    """Side of a comparison.
+
+    Attributes:
+        name: of the results file, and of the run if the file has several.
+        command: of `slmserve measure` for this side, if known.
+    """
 
     name: str
     measurements: Sequence[Measurement]
@@ -116,7 +124,7 @@ class RunSide:
 
     @property
     def about(self) -> str:
-        """ "before.jsonl: 12 measurements, 2 launches, 2026-01-31, vLLM 0.26.0, NVIDIA H200, host 0123abcd" """
+        """Text "before.jsonl: 12 measurements, 2 launches, 2026-01-31, vLLM 0.26.0, NVIDIA H200, host 0123abcd"."""
         seen = measured_facts(self.measurements)
         words = [
             counted(seen["measurements"], "measurement"),
@@ -146,7 +154,7 @@ def value_text(metric: str, value: float) -> str:
 
 
 def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Section:
-    """Return both sides, what differs, a table for each model, and in the end what is known and what is not."""
+    """Return the section of a comparison: the differences, a table for each model, and conclusions."""
     parts: list[Part] = [Named([("baseline", baseline.about), ("candidate", candidate.about)])]
     if found.changes or found.differences:
         parts += difference_parts(found.differences)
@@ -185,8 +193,7 @@ def comparison_section(baseline: RunSide, candidate: RunSide, found: RunComparis
 
 
 def in_turns(sides: Sequence[RunSide]) -> list[str]:
-    """Return the commands that measure endpoints in turns and compare them; none unless `slmserve measure` has measured
-    both."""
+    """Return commands that measure both sides in turns; none unless `slmserve measure` measured both."""
     if not all(side.command for side in sides):
         return []
     commands = [
@@ -198,7 +205,7 @@ def in_turns(sides: Sequence[RunSide]) -> list[str]:
 
 
 def comparison_charts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> Iterator[Chart]:
-    """Yield both sides in the Pareto plane, and the ratios of the main metrics at each load."""
+    """Yield the Pareto plane of both sides, and the ratios of the main metrics."""
     curves = [
         (f"{name}, {curve.subject}", curve)
         for name, side in (("baseline", baseline), ("candidate", candidate))
@@ -215,7 +222,6 @@ def comparison_charts(baseline: RunSide, candidate: RunSide, found: RunCompariso
 
 
 def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) -> dict[str, Any]:
-    """Return one comparison for JSON."""
     sides = {}
     for name, side in (("baseline", baseline), ("candidate", candidate)):
         sides[name] = {"name": side.name, **measured_facts(side.measurements)}
@@ -225,7 +231,7 @@ def change_facts(baseline: RunSide, candidate: RunSide, found: RunComparison) ->
     return {**sides, **facts(found, *names), "counts": counts}
 
 
-# A row of a history: the metric, and a release.
+# Row of a history: metric and release.
 HISTORY: tuple[Column[tuple[str, ReleaseMean]], ...] = (
     Column("\nmetric", lambda row: METRICS[row[0]].heading, "left"),
     Column("\nrelease", lambda row: row[1].release, "left"),
@@ -238,13 +244,12 @@ HISTORY: tuple[Column[tuple[str, ReleaseMean]], ...] = (
 
 
 def telling_interval(seen: Interval, show: Callable[[float], str]) -> str:
-    """Return an interval that is narrow enough to show a change of 10 %; one that is not tells nothing."""
+    """Return an interval that can show a change of 10 %, or "-"."""
     return interval_text(seen, show) if changes.tells(seen) else ABSENT
 
 
 def verdict_words(release: ReleaseMean) -> str:
-    """Return what became of a metric since the release before: in place of "too few launches" how many there are, as
-    "one launch each"."""
+    """Return the change since the last release, or the launches if they are too few: "one launch each"."""
     if release.step is None or release.step_words != changes.TOO_FEW:
         return release.step_words
     one, other = release.step.launches
@@ -253,7 +258,7 @@ def verdict_words(release: ReleaseMean) -> str:
 
 
 def launches_lines(alike: Sequence[ReleaseHistory]) -> Iterator[str]:
-    """Yield how many launches more would show which change in each metric, and the command that measures them."""
+    """Yield how many more launches would show a change, and the command that measures them."""
     lacking = [(each, release) for each in alike for release in each.releases if release.launches_more is not None]
     texts = {}
     for (metric, shows), group in grouped(lacking, lambda pair: (pair[0].metric, pair[1].shows or 0.0)).items():
@@ -281,8 +286,7 @@ def step_lines(each: ReleaseHistory) -> Iterator[str]:
 
 
 def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section | Legend]:
-    """Yield the table and the charts of each case of which several releases were measured, then what verdicts rest
-    on."""
+    """Yield a section for each case with several releases, then a legend."""
     for title, alike in grouped(found, lambda each: f"{each.subject}, {each.device}").items():
         rows = [(each.metric, release) for each in alike for release in each.releases]
         steps = [(release.step, release) for _, release in rows if release.step]
@@ -309,7 +313,7 @@ def history_sections(found: Sequence[ReleaseHistory]) -> Iterator[Section | Lege
 
 
 def history_charts(alike: Sequence[ReleaseHistory]) -> Iterator[Chart]:
-    """Yield a chart for each metric, with what its whiskers are an interval of, and which of them are cut."""
+    """Yield a chart for each metric, with a note on its whiskers."""
     for each in alike:
         of = "launches" if min(release.launches for release in each.releases) >= changes.LAUNCHES else "repeats"
         spec, cut = charts.history(each)

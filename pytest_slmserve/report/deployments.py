@@ -1,4 +1,4 @@
-"""Sections of deployments: replicas on one device, engines on several GPUs, and the server beside the engine."""
+"""Sections of deployments: replicas, engines on several GPUs, and the server next to the engine."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,11 @@ MEMORY_TITLE = "Memory of the GPU by engine"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Row of the tables of replicas. gain: over one engine, None if that is not known."""
+    """Row of the tables of replicas.
+
+    Attributes:
+        gain: throughput over that of one engine, None if unknown.
+    """
 
     engines: str
     sharing: str
@@ -80,14 +84,14 @@ SENSED: tuple[Column[Entry], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """A set of engines with the most that their GPUs had in use under any load."""
+    """Engines with the largest memory use of their GPUs under any load."""
 
     engines: str
     sharing: str
     memory: GpuMemory
 
     def each_gib(self, name: str) -> str:
-        """Return a size of each engine in GiB, one of them if all are alike: "2.45", "0.234 + 2.45"."""
+        """Return a size of each engine, or one if all are equal: "2.45", "0.234 + 2.45"."""
         sizes = [getattr(engine, name) for engine in self.memory.engines]
         return " + ".join(map(gib, sizes[:1] if len(set(sizes)) == 1 else sizes))
 
@@ -112,15 +116,14 @@ MEMORY_COLOURS = {  # of the parts, in the order of the key
 
 
 def memory_chart(rows: Sequence[MemoryRow]) -> charts.Spec | None:
-    """Return the memory of the GPUs of each set of engines, in GiB: of one engine behind the other, then what is left.
-    A set is named with its KV cache if only that tells it from another."""
+    """Return stacked bars of the GPU memory in GiB for each set of engines; None without rows."""
     names = [f"{row.engines}, {row.sharing}" for row in rows]
     bars: charts.Values = []
     for row, name in zip(rows, names):
         seen, subject = row.memory, name
         if names.count(name) > 1:
             subject = f"{name}, KV {row.each_gib('kv_bytes')} GiB"
-        parts: list[tuple[str, str, int]] = []  # whose, what, and how many bytes
+        parts: list[tuple[str, str, int]] = []  # engine, part and bytes
         for number, engine in enumerate(seen.engines, 1):
             whose = f"engine {number}, {engine.model}" if len(seen.engines) > 1 else engine.model
             parts += [(whose, "weights", engine.weight_bytes), (whose, "KV cache", engine.kv_bytes)]
@@ -133,7 +136,7 @@ def memory_chart(rows: Sequence[MemoryRow]) -> charts.Spec | None:
 
 
 def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) -> Iterator[Section | Legend]:
-    """Yield throughput, sensor values and memory of replicas on each kind of host, then how to read the tables."""
+    """Yield throughput, sensors and memory of replicas on each kind of host, then legends."""
     any_memory = False
     for points in grouped(shared, lambda p: p.environment.per_gpu_key).values():
         where = points[0].environment
@@ -145,7 +148,7 @@ def replica_sections(curves: Sequence[Curve], shared: Sequence[ReplicaPoint]) ->
         entries = [entry for alike in models for entry in _entries(alike, curves)]
         sensed = [entry for entry in entries if any(column.cell(entry) != ABSENT for column in SENSED)]
         seen = [MemoryRow(e.engines, e.sharing, found) for e in entries if (found := memory_in_use(e.served.used))]
-        # Engines with other caches have rows of their own.
+        # Engines with different KV caches have separate rows.
         same = grouped(seen, lambda row: (row.engines, row.sharing, row.memory.engines, row.memory.total_bytes))
         memory = [max(rows, key=lambda row: row.memory.used_bytes or 0) for rows in same.values()]
         any_memory = any_memory or bool(memory)
@@ -170,7 +173,7 @@ def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> It
 
 
 def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[Entry]:
-    """Yield rows of one model, or of one set of models: for each load first one engine, if it was measured."""
+    """Yield rows of the same models; under each load, one engine comes first if it was measured."""
 
     def place(point: ReplicaPoint) -> tuple[int, bool, int, int]:
         return SHARINGS.index(point.sharing), point.pinned, point.thread_percentage or 0, point.count
@@ -185,7 +188,7 @@ def _entries(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
 
 
 def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
-    """Return one engine under the load of all the replicas, if it was measured on their host and is valid."""
+    """Return the valid point of one engine under the load of all replicas on their host."""
     found = (curve.one_engine(shared.concurrency, shared) for curve in curves if shared in curve.shared)
     return next((point for point in found if point), None)
 
@@ -197,7 +200,7 @@ def deployed(point: ReplicaPoint) -> str:
 
 
 def best_deployments(found: Findings) -> Iterator[str]:
-    """Yield a sentence for each set of models that replicas served: the deployment with the highest throughput."""
+    """Yield a sentence on the deployment with the highest throughput for each set of models."""
     alike = grouped(found.shared, lambda p: (p.environment.per_gpu_key, p.models[0] if p.model else p.models))
     for group in alike.values():
         if valid := [point for point in group if point.valid]:
@@ -212,7 +215,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
 
 
 def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield lines on replicas that are not valid throughout, and on what different models gain by serving together."""
+    """Yield lines on replicas that are not fully valid, and on the joint throughput of different models."""
     for point in points:
         name = f"{engines(point.models)}, {deployed(point)}"
         used = f"{len(point.repeats)} of {counted(len(point.repeats) + point.left_out, 'run')} are used"
@@ -232,12 +235,12 @@ def _remarks(points: Sequence[ReplicaPoint], curves: Sequence[Curve]) -> Iterato
         rates = point.each_tokens_per_s
         if len(rates) == len(alone) and all(alone):
             each = ", ".join(f"{m} {figure(rate, 4)} tokens/s" for m, rate in zip(point.models, rates))
-            # 1 is what taking turns would give (system throughput: Eyerman and Eeckhout, IEEE Micro 2008).
+            # 1 would be the result of taking turns (system throughput: Eyerman and Eeckhout, IEEE Micro 2008).
             together = sum(rate / own for rate, own in zip(rates, alone))
             yield f"{name}: {each}; {figure(together)} times what serving one after the other would give"
 
 
-# What one may wish of a deployment, in words, and its unit.
+# Goals of a deployment, in words and with their unit.
 WISHES = {
     "requests_per_s": ("most requests/s", ""),
     "e2e_s": ("lowest E2E", " s"),
@@ -251,12 +254,11 @@ SEVERAL_GPUS_LEGEND = (
 
 
 def several_gpus(curves: Iterable[Curve]) -> Iterator[tuple[Curve, Sequence[Deployment]]]:
-    """Yield each curve that was measured on several GPUs, with its deployments."""
     yield from ((curve, deployments.deployments(curve)) for curve in curves if deployments.on_several_gpus(curve))
 
 
 def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
-    """Yield the deployments of each model on several GPUs and which of them to choose, then how to read the tables."""
+    """Yield the deployments of each model on several GPUs, then a legend."""
     shown = [(curve, found) for curve, found in several_gpus(curves) if any(one.gpus > 1 for one in found)]
     for name, (curve, found) in zip(labels([curve for curve, _ in shown]), shown):
         waiting = (
@@ -308,7 +310,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
 
 
 def deployment_name(one: Deployment) -> str:
-    """Return "one engine", "one engine, TP 2", "2 replicas, a GPU each" or "2 replicas, mps"."""
+    """Return a name: "one engine, TP 2", "2 replicas, a GPU each" or "2 replicas, mps"."""
     parallel = "" if one.tensor_parallel_size == 1 else f", TP {one.tensor_parallel_size}"
     if one.sharing is None:
         return f"one engine{parallel}"
@@ -317,18 +319,18 @@ def deployment_name(one: Deployment) -> str:
 
 
 def requests_per_s(curve: Curve, one: Deployment) -> float | None:
-    """Return requests/s of a deployment, by the mean output tokens of a request."""
+    """Return requests/s, by the mean output tokens of a request."""
     return one.tokens_per_s / curve.workload.mean_output_tokens if curve.workload else None
 
 
 def joules_per_request(curve: Curve, one: Deployment) -> float | None:
-    """Return joules per request of a deployment, by the mean output tokens of a request."""
+    """Return joules per request, by the mean output tokens of a request."""
     per_token = one.served.energy_per_token_j
     return None if per_token is None or curve.workload is None else per_token * curve.workload.mean_output_tokens
 
 
 def answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
-    """Yield the best deployment for each number of GPUs and each of three wishes, if there was a choice."""
+    """Yield the best deployment by each goal for each number of GPUs and load, if there was a choice."""
     for gpus, load, best in best_on_several(curve, found):
         wishes = [
             f"{WISHES[wish][0]}: {deployment_name(one)} ({figure(value)}{WISHES[wish][1]})"
@@ -340,7 +342,10 @@ def answers(curve: Curve, found: Sequence[Deployment]) -> Iterator[str]:
 def best_on_several(
     curve: Curve, found: Sequence[Deployment]
 ) -> Iterator[tuple[int, int, dict[str, tuple[Deployment, float | None]]]]:
-    """Yield GPUs and load, if there is a choice, with the best deployment by each wish whose value is known of all."""
+    """Yield GPUs, load, and the best deployment by each goal, if there is a choice.
+
+    Latency and energy are omitted unless all deployments have them.
+    """
     several = grouped((one for one in found if one.gpus > 1), lambda one: (one.gpus, one.concurrency))
     for (gpus, load), choices in sorted(several.items(), key=itemgetter(0)):
         if len(choices) < 2:
@@ -384,7 +389,7 @@ INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
 
 
 def interfaces_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
-    """Yield each model that was measured through both interfaces, load by load, then how to read the tables."""
+    """Yield each model that was measured through both interfaces, then a legend."""
     found = deployments.at_both_interfaces(curves)
     for engine, server, loads in found:
         launches = " and ".join(counted(len(curve.resolved), "launch") for curve in (engine, server))

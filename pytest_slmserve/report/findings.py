@@ -1,5 +1,4 @@
-"""The results of a run, or of archives: everything that a report shows, as one value that `run` or a command makes. And
-what is said of each point: where it was measured, and how far it is valid."""
+"""All results that a report shows, and texts on the origin and validity of points."""
 
 import os
 import re
@@ -24,49 +23,48 @@ from pytest_slmserve.schema.specs import WorkloadReference
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """Everything that a report shows. Fields that a source of results does not have are empty."""
+    """Results that a report shows. Fields are empty if their source does not have them."""
 
     curves: Sequence[Curve] = ()
-    judged: Sequence[Judged] = ()  # verdicts with what was expected of them
+    judged: Sequence[Judged] = ()  # verdicts with their expected results
     shared: Sequence[ReplicaPoint] = ()
     jobs: Sequence[JobPoint] = ()
     gates: Sequence[Gated] = ()
-    history: Sequence[ReleaseHistory] = ()  # over releases, where archives hold several
-    loads: Sequence[Measurement] = ()  # that are no points of a sweep
-    measurements: Sequence[Measurement] = ()  # that all of this rests on, for an HTML report
-    slo: Slo | None = None  # latency limits of a request, where goodput is wanted
-    flat: float = TOLERANCE  # gain per doubling below which throughput counts as flat, if no claim was judged
+    history: Sequence[ReleaseHistory] = ()  # over releases, if the results files have several
+    loads: Sequence[Measurement] = ()  # loads that are not points of a sweep
+    measurements: Sequence[Measurement] = ()  # basis of all results, for an HTML report
+    slo: Slo | None = None  # latency limits of a request, if goodput is wanted
+    flat: float = TOLERANCE  # gain per doubling below which throughput is flat by default
     b_half: float | None = None  # half-saturation in sequences, if it is known
     strict: bool = False  # every claim is expected to pass
-    failed: Sequence[str] = ()  # tests that failed, each with one line of why
-    inconclusive: Sequence[str] = ()  # tests that are inconclusive, but for claims and gates
+    failed: Sequence[str] = ()  # failed tests, each with its reason on one line
+    inconclusive: Sequence[str] = ()  # inconclusive tests, except claims and gates
     notes: Sequence[str] = ()
-    reused: Mapping[str, int] = field(default_factory=dict)  # earlier measurements used again, by configuration
+    reused: Mapping[str, int] = field(default_factory=dict)  # number of reused measurements, by configuration
     reused_from: str = ""
     archives: Sequence[str] = ()  # paths of results files, as a reader would name them
     page: str = ""  # path of the HTML report of a run
     records: Path | None = None  # results file of a run, which may be a temporary one
     written: str = ""  # sentence on other files that were written
-    command: str = ""  # that makes the same run again
+    command: str = ""  # repeats the run
 
     @cached_property
     def labelled(self) -> list[tuple[Curve, str]]:
-        """Each curve with the name that tells it from the others."""
+        """Each curve with a name that distinguishes it."""
         return list(zip(self.curves, labels(self.curves), strict=True))
 
     @cached_property
     def outcomes(self) -> Sequence[ClaimOutcome]:
-        """The verdicts with what was expected of them."""
         return claim_outcomes(self.judged, strict=self.strict)
 
     @cached_property
     def host_speeds(self) -> Mapping[str, float]:
-        """The speed of the host in each window that had a host-speed probe, by the measurement's id."""
+        """Host speed in each window with a host-speed probe, by measurement ID."""
         return host_speeds(m for curve in self.curves for m in curve.measurements)
 
     @cached_property
     def unit(self) -> str:
-        """Name of an output: a token, or the result that all requests ask for; "output" if they differ."""
+        """Name of an output: "token", the common result of the requests, or "output" if they differ."""
         shown: list[Measurement | JobPoint | Curve] = [*self.loads, *self.jobs, *self.curves]
         shown += [launch for gated in self.gates for pair in gated.pairs[:1] for launch in pair.baseline.measurements]
         units = {each.workload.unit for each in shown if each.workload}
@@ -74,37 +72,37 @@ class Findings:
 
     @property
     def shown_again(self) -> str:
-        """The command that shows the archives again; empty without one."""
+        """Command that shows the results files; empty without any."""
         paths = [min(path, os.path.relpath(path), key=len) for path in self.archives]
         return shlex.join(["slmserve", "report", *paths]) if paths else ""
 
     @property
     def where(self) -> str:
-        """Return where the evidence is: the command that shows it again, and the HTML report; empty without either."""
+        """Command that shows the evidence, and path of the HTML report."""
         return "; ".join(filter(None, (self.shown_again, f"page: {self.page}" if self.page else "")))
 
     def tolerance(self, curve: Curve, label: str) -> float:
-        """Return the gain per doubling below which throughput counts as flat: that of the claim that was judged."""
+        """Return the gain per doubling below which throughput is flat: of the judged claim, else `flat`."""
         found = {v.subject: row.parameters["tolerance"] for v, row in self.judged if row and v.claim == PLATEAU}
         return float(found.get(label) or found.get(curve.subject, self.flat))
 
     @property
     def reused_text(self) -> str:
-        """A sentence on measurements of an earlier run that were used again; empty if there are none."""
+        """Sentence on reused measurements; empty without any."""
         if not self.reused:
             return ""
         return f"{sum(self.reused.values())} measurements were reused from {self.reused_from}"
 
 
 def served_on(where: Environment | None) -> str:
-    """Return the device or the URL, and the release of vLLM."""
+    """Return the device or the URL, and the vLLM release."""
     device = where and (where.url or where.gpu_name or where.cpu or where.platform)
     vllm = f", vLLM {where.vllm}" if where and where.vllm else ""
     return f"{device or 'unknown device'}{vllm}"
 
 
 def origin(where: Environment | None, workload: WorkloadReference | None = None) -> str:
-    """Return the device, the release of vLLM and the mean lengths of the requests, for the title of a chart."""
+    """Return device, vLLM release and mean lengths for the title of a chart."""
     if where and where.platform == "simulated":
         return "SIMULATED, not measured on a device"
     if where is None or workload is None:
@@ -113,8 +111,10 @@ def origin(where: Environment | None, workload: WorkloadReference | None = None)
 
 
 def valid_cell(point: Point) -> str:
-    """Return how far a point is valid: "invalid", "questionable" (sensors say so), "partial" (some repeats are left
-    out), "noisy" (the host was disturbed; all repeats count) or "yes"."""
+    """Return the validity of a point: "invalid", "questionable", "partial", "noisy" or "yes".
+
+    Questionable means a sensor warning, partial means excluded repeats, and noisy means a disturbed host.
+    """
     if not point.valid:
         return "invalid"
     if point.degraded:
@@ -123,7 +123,11 @@ def valid_cell(point: Point) -> str:
 
 
 def reasons(point: Point, name: str, used: str = "") -> Iterator[str]:
-    """Yield a line on what was left out, on degradations and on noise. used: how many repeats count."""
+    """Yield lines on excluded repeats, degradations and noise.
+
+    Args:
+        used: how many repeats count.
+    """
     if point.left_out or not point.valid:
         kind = "excluded" if point.valid else "invalid"
         yield ": ".join([f"{kind}: {name}", *filter(None, (used, "; ".join(point.problems)))])
@@ -134,11 +138,11 @@ def reasons(point: Point, name: str, used: str = "") -> Iterator[str]:
 
 
 def first_of_each_kind(texts: Sequence[str]) -> str:
-    """Return the first text of each kind, and how many more texts differ from it only in their figures."""
+    """Return the first text of each `reason_kind`, and how many more it has."""
     kinds = grouped(texts, reason_kind).values()
     return "; ".join(f"{first}{f' ({len(more)} more like it)' if more else ''}" for first, *more in kinds)
 
 
 def reason_kind(text: str) -> str:
-    """Return a reason without its figures."""
+    """Return a reason up to its first colon or number, to group similar ones."""
     return re.split(r":| [-+.\d]+ ", text, maxsplit=1)[0]

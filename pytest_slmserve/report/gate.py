@@ -1,4 +1,4 @@
-"""Findings of a gate, and comparisons of any two sides: their section and their facts for JSON."""
+"""Section and JSON facts of a gate, and explanations of differences between two sides."""
 
 import math
 import re
@@ -44,7 +44,7 @@ DIAGNOSIS_ROWS = {  # label and scale of each figure
     "step": ("ms per step", 1000),
     **{name: (f"{name}, ms", 1000) for name in PROBE},
 }
-NOTABLE = 0.01  # a smaller change of the whole is not taken apart: its parts are those of noise
+NOTABLE = 0.01  # a smaller change is not split, because its parts are noise
 SPLIT_LEGEND = (
     "prefill: what prompts add to the steps. decode: the steps without that. host gap: no kernel ran on the GPU. The "
     "time is broken down twice: into prefill and decode, and into host gap and kernels."
@@ -58,8 +58,13 @@ PROBE_LEGEND = (
 def diagnosis_parts(
     baseline: Sequence[Measurement], candidate: Sequence[Measurement], starts: bool = True
 ) -> Iterator[Part]:
-    """Yield explanations of a difference between two sides: where the time goes at each load, start-up times, and facts
-    that differ. Invalid measurements count only for their launch. starts: whether start-up times can be compared."""
+    """Yield explanations of a difference between two sides: parts of the time, start-up times, and facts.
+
+    Invalid measurements count only for start-up times and facts.
+
+    Args:
+        starts: whether start-up times are comparable.
+    """
     divided = diagnosis.splits(baseline, candidate)
     for split in divided:
         counts = f"{split.baseline.measurements} and {counted(split.candidate.measurements, 'measurement')}"
@@ -84,7 +89,7 @@ def diagnosis_parts(
 
 
 def split_findings(split: Split) -> Iterator[str]:
-    """Yield the part that explains most of the change, by steps and by the GPU; the unknown parts, with reasons."""
+    """Yield the parts that explain most of a change, and why other parts are unknown."""
     sides = dict(zip(SIDES, (split.baseline, split.candidate)))
     by_step, by_device, probe = map(split.known, (BY_STEP, BY_DEVICE, PROBE))
     change, count, step = (each.relative for each in split.known(("total", "steps per request", "step")))
@@ -95,7 +100,7 @@ def split_findings(split: Split) -> Iterator[str]:
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
         yield f"steps per request {_signed_percents(count)} %, time per step {_signed_percents(step)} %"
-    if any(abs(part.relative or 0.0) >= NOTABLE for part in probe):  # the total may have that from the host
+    if any(abs(part.relative or 0.0) >= NOTABLE for part in probe):  # the host may cause the change of the total
         changed = ", ".join(f"{part.name} {_signed_percents(part.relative)} %" for part in probe)
         yield f"the host was not the same beside both sides: {changed}"
     unnamed = [name for name, side in sides.items() if not side.with_prompt]
@@ -113,8 +118,7 @@ def split_findings(split: Split) -> Iterator[str]:
 
 
 def difference_parts(differences: Sequence[Difference]) -> Iterator[Part]:
-    """Yield a table of the facts that are not the same, bytes in GiB if that tells the sides apart; or that nothing
-    differs."""
+    """Yield a table of the facts that differ, with bytes in GiB if that distinguishes the sides."""
     rows = []
     for each in differences:
         sides = [[ABSENT if value is None else value for value in side] for side in (each.baseline, each.candidate)]
@@ -143,7 +147,7 @@ CACHES = {
     "warm": "compile caches were warm: each side was launched before the first pair",
     "cold": "compile caches were cold: each launch had empty ones",
 }
-STATES = {  # of a gate of the start
+STATES = {  # of a gate of start-up times, by its caches
     ("cold", "warm"): "one start at a time: with empty compile caches, and again with what the first had compiled",
     ("cold",): "one start at a time, with empty compile caches",
     ("warm",): "one start at a time, with warm compile caches: each side was launched before the first pair",
@@ -154,7 +158,7 @@ STAGE_LEGEND = (
     "front end. Seconds are means over the pairs."
 )
 LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
-WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # as a gate says them
+WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # in the texts of a gate
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. SD: standard deviation of a pair. detectable: the "
     "smallest slowdown that this number of pairs finds with a power of 90 %, for endpoints that do not pass. Endpoints "
@@ -167,14 +171,14 @@ KEY_TOGETHER = (
     "smallest slowdown that this number of launches finds with a power of 90 %, for endpoints that do not pass. "
     "Endpoints without a margin are shown only for information."
 )
-COLUMNS: tuple[Column[Comparison], ...] = (  # at 80 columns the outcome, the estimate and the margin are shown
+COLUMNS: tuple[Column[Comparison], ...] = (  # 80 columns show the outcome, the estimate and the margin
     Column("endpoint", lambda c: c.name, "left"),
     Column("better", lambda c: c.better, "left", rank=6),
     Column("pairs", lambda c: str(c.n), rank=4),
     Column("candidate /\nbaseline", lambda c: ABSENT if c.ratio is None else f"{c.ratio.value:.4f}"),
     Column("95 %", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
     Column("SD\n%", lambda c: _percents(c.sd), rank=5),
-    # Of what passes the noise was small enough.
+    # If an endpoint passes, its noise was small enough.
     Column(
         "detectable\n% worse",
         lambda c: _percents(None if c.gated and c.outcome is State.PASSES else c.detectable),
@@ -184,7 +188,7 @@ COLUMNS: tuple[Column[Comparison], ...] = (  # at 80 columns the outcome, the es
     Column("", lambda c: WORDS[c.outcome] if c.gated else "", "left"),
 )
 
-Stage = tuple[Change, float]  # and the seconds of the baseline's whole start
+Stage = tuple[Change, float]  # and seconds of the baseline's whole start
 STAGE_COLUMNS: tuple[Column[Stage], ...] = (
     Column("stage", lambda row: row[0].name, "left"),
     Column("baseline\ns", lambda row: f"{row[0].baseline:.2f}"),
@@ -204,7 +208,7 @@ INTERIM: tuple[Column[Step], ...] = (
 
 
 def gate_section(gated: Gated) -> Section:
-    """Return one gate: what was compared, the endpoints, the next step, how it was decided, and why it fails."""
+    """Return the section of a gate, with explanations if it fails."""
     endpoints, reasons, interim = comparison_parts(gated.compared)
     parts: list[Part] = [SIMULATED] if is_simulated(gated) else []
     parts += [*(f"  {side}: {words}" for side, words in described_sides(gated))]
@@ -223,7 +227,7 @@ def gate_section(gated: Gated) -> Section:
     if gated.outcome is State.FAILS:
         sides = gated.measurements("baseline"), gated.measurements("candidate")
         explained = diagnosis_parts(*sides, starts=not gated.terms.together)
-        if gated.terms.launches == "start":  # whose time is in its stages
+        if gated.terms.launches == "start":  # its stages already explain the time
             explained = difference_parts(diagnosis.fact_differences(*sides))
         parts += [Details("Where the time goes, and what differs"), *explained]
     ticks = ["launches of both sides"] if gated.terms.together else []
@@ -231,16 +235,17 @@ def gate_section(gated: Gated) -> Section:
 
 
 def stages_by_caches(gated: Gated) -> dict[Caches, tuple[Change, ...]]:
-    """Return the stages of the start with each state of the caches, where both sides tell them; none of sides that
-    start at once."""
+    """Return the stages of the start by state of the caches; none for sides that start at once."""
     told: Sequence[Caches] = () if gated.terms.together else gated.states
     sides = {how: (gated.measurements("baseline", how), gated.measurements("candidate", how)) for how in told}
     return {how: stages for how, both in sides.items() if (stages := diagnosis.stage_changes(*both))}
 
 
 def stage_parts(gated: Gated) -> Iterator[Part]:
-    """Yield the stages of the start for each state of the caches: a line if the start passes, or a table. A gate of
-    loads shows them only if its start does not pass."""
+    """Yield the stages of the start: a line if the start passes, else a table.
+
+    A gate of loads has them only if its start fails.
+    """
     label, starts = GATED["start"].label, gated.terms.launches == "start"
     outcome = all_of(each.outcome for each in gated.gated if each.name.startswith(label))
     found = stages_by_caches(gated) if starts or outcome is State.FAILS else {}
@@ -258,7 +263,6 @@ def stage_parts(gated: Gated) -> Iterator[Part]:
 
 
 def thresholds_text(gated: Gated) -> str:
-    """Return both thresholds of a gate in a sentence: where an endpoint passes, and where it fails."""
     margins = sorted({each.margin for each in gated.gated})
     shown = " and ".join(map(percent, margins))
     half = f" ({' and '.join(percent(margin / 2) for margin in margins)})"
@@ -267,7 +271,11 @@ def thresholds_text(gated: Gated) -> str:
 
 
 def gate_charts(compared: Sequence[Comparison], ticks: str = "pairs of launches") -> Iterator[Chart]:
-    """Yield the endpoints of a gate with each pair, and the interim analyses of each. ticks: what the pairs are."""
+    """Yield all endpoints with their pairs, then the interim analyses.
+
+    Args:
+        ticks: name of the pairs.
+    """
     note = f"Ticks: {ticks}. Bars: 95 % interval. Upright line of an endpoint: its margin."
     yield Chart("Candidate over baseline", charts.gate_forest(compared), note)
     for each in compared:
@@ -276,7 +284,7 @@ def gate_charts(compared: Sequence[Comparison], ticks: str = "pairs of launches"
 
 
 def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Table]:
-    """Endpoints, the reason for the outcome of each gated one, and the boundaries at each interim analysis."""
+    """Return the endpoints, the reasons for gated outcomes, and the interim analyses."""
     reasons = [(each.name, f"{WORDS[each.outcome]}: {each.why}") for each in compared if each.gated]
     steps = [(each.name, step) for each in compared for step in each.interim]
     endpoints = Table(compared, COLUMNS, caption="Endpoints", always=len(COLUMNS))
@@ -284,7 +292,6 @@ def comparison_parts(compared: Sequence[Comparison]) -> tuple[Table, Named, Tabl
 
 
 def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
-    """Return facts for JSON. exact: verdicts by claim on what is no matter of chance. found: see `five_lines`."""
     return {
         "five": five_lines([gated], found or Findings()).named,
         **facts(gated, "model", "dropped", "answers"),
@@ -303,18 +310,21 @@ def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
     }
 
 
-FINAL = re.compile(r"\d+(\.\d+)+")  # a release, and no release candidate
+FINAL = re.compile(r"\d+(\.\d+)+")  # a release that is not a release candidate
 WORST = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
 
 
 def worst_of(gates: Sequence[Gated]) -> Gated:
-    """Return the first gate that fails, else the first inconclusive one, else the first one."""
+    """Return the first gate that fails, else the first inconclusive one, else the first."""
     return min(gates, key=lambda gated: WORST.index(gated.outcome))
 
 
 def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
-    """Return what a reader wants to know first of the worst of these gates. found: with the archives, the page and the
-    command of the run, if they are known."""
+    """Return the five lines of the worst gate.
+
+    Args:
+        found: results files, HTML report and command of the run, if known.
+    """
     gated, several = worst_of(gates), f"; the worst of {len(gates)} gates" if len(gates) > 1 else ""
     outcome, releases = gated.outcome, compared_releases(gated)
     compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
@@ -348,14 +358,16 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
 
 
 def compared_releases(gated: Gated) -> list[str]:
-    """Return the releases of both sides; none if they are the same or not known."""
+    """Return the vLLM releases of both sides; empty if equal or unknown."""
     found = [pair.launch(side).measurements[0].environment.vllm or "" for pair in gated.pairs[:1] for side in SIDES]
     return found if "" not in found and len(set(found)) > 1 else []
 
 
 def command_after(gated: Gated, found: Findings) -> str:
-    """Return the command that follows a gate: install what passes, go on with what is inconclusive, find the first slow
-    release, or trace what fails. If there is none, what else there is to do."""
+    """Return the command after a gate, or another next step.
+
+    It installs a pass, continues an inconclusive gate, finds the first slow release, or traces a failure.
+    """
     releases, (_, options) = compared_releases(gated), next_step(gated)
     final = bool(releases) and all(map(FINAL.fullmatch, releases))
     if gated.outcome is State.PASSES:
@@ -381,7 +393,7 @@ def command_after(gated: Gated, found: Findings) -> str:
 
 
 def trust(gated: Gated) -> str:
-    """Return what a gate rests on: launches, scatter, hosts, disturbed windows, and a calibration."""
+    """Return the launches, scatter, hosts, disturbed windows and calibration of a gate."""
     seen = [m for side in SIDES for m in gated.measurements(side)]
     if not gated.pairs:
         return "no pair of launches counts"
@@ -399,7 +411,6 @@ def trust(gated: Gated) -> str:
 
 
 def title(gated: Gated) -> str:
-    """Return the outcome, or that speed is not judged by so few pairs."""
     if gated.terms.together:
         launches = counted(len(gated.pairs), "launch")
         return f"{gated.model}: {WORDS[gated.outcome].upper()} after {launches} of both sides at once"
@@ -414,15 +425,16 @@ def is_simulated(gated: Gated) -> bool:
 
 
 def has_few_pairs(gated: Gated) -> bool:
-    """Return whether an inconclusive gate has some pairs, and fewer than its first interim analysis needs."""
+    """Return whether an inconclusive gate has some pairs, but too few for an interim analysis."""
     few = 0 < len(gated.pairs) < gated.terms.looks(gated.terms.pairs)[0]
     return few and gated.outcome is State.INCONCLUSIVE and not gated.terms.together
 
 
 def next_step(gated: Gated) -> tuple[str, str]:
-    """Return what may decide an inconclusive gate, and the options that this adds to its command: to measure up to its
-    next interim analysis, with the time that takes; or a repair, or a new gate. Empty texts for any other gate, and if
-    no pair counts."""
+    """Return what may resolve an inconclusive gate, and options to add to its command.
+
+    It is more pairs, with their time, or a repair, or a new gate. Both texts are empty for any other gate.
+    """
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
         return "", ""
     if gated.terms.together and (gated.refused or len(gated.pairs) >= gated.terms.pairs):
@@ -432,7 +444,7 @@ def next_step(gated: Gated) -> tuple[str, str]:
         return "repair what is missing (slmserve doctor), and gate again", ""
     there, most = len(gated.pairs), gated.terms.pairs
     starts = gated.terms.launches == "start"
-    waits = not all(each.decided_at for each in gated.gated)  # else the runner's noise hides what it would find
+    waits = not all(each.decided_at for each in gated.gated)  # else this runner is too noisy for more pairs to help
     if not waits or there >= most or gated.dropped:
         if starts:
             return "a new gate on a host whose starts scatter less may decide (slmserve doctor)", ""
@@ -441,8 +453,8 @@ def next_step(gated: Gated) -> tuple[str, str]:
     look = next_look(there, gated.terms) or most
     takes = everything = ""
     if there > 1:
-        # A pair's time has that of its engine starts; one pair more is for the launches that do not count. The median
-        # leaves out a pause.
+        # The time of a pair includes its engine starts. One more pair is for launches that do not count. The median
+        # ignores a pause.
         began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
         times = map(datetime.fromisoformat, began)
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
@@ -455,8 +467,10 @@ def next_step(gated: Gated) -> tuple[str, str]:
 
 
 def caches_text(gated: Gated) -> str:
-    """Return the state of the compilation caches, and the median seconds of a start that compiling or reading took on
-    each side, if engines report it. A low number means that the cache was hit."""
+    """Return the state of the compilation caches, and the median seconds of compilation on each side.
+
+    A low number means that the cache was hit.
+    """
     if gated.terms.launches == "start":
         return STATES[gated.states]
     seconds = ([s for m in gated.measurements(side) if (s := m.resolved.compile_s) is not None] for side in SIDES)
@@ -466,8 +480,7 @@ def caches_text(gated: Gated) -> str:
 
 
 def together_text(gated: Gated) -> str:
-    """Return what a window is of sides that live on one GPU at once, how many there were, and what launches may differ
-    by, with the reason."""
+    """Return the windows, launches and allowances of sides that share one GPU."""
     window = gated.pairs[0].baseline.at_each_load[-1]
     allowed = " or ".join(dict.fromkeys(f"{percent(each.sd)} ({each.source})" for each in gated.allowances.values()))
     loads = counted(window.load.requests or 0, "request")
@@ -480,8 +493,7 @@ def together_text(gated: Gated) -> str:
 
 
 def told_of(gated: Gated) -> list[str]:
-    """Return the layers in which a candidate that fails is worse, and what is left to other endpoints, with the
-    reason."""
+    """Return the layers in which a failing candidate is worse, and endpoints that are not judged."""
     left = [each.name for each in gated.shown if each.name in gated.refused]
     told = [f"{name} is not judged: {gated.refused[name]}" for name in left]
     found = diagnosis.layers(gated.compared) if gated.outcome is State.FAILS else []
@@ -498,15 +510,14 @@ def told_of(gated: Gated) -> list[str]:
 
 
 def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:
-    """Return whether an engine is the same alone and beside an idle one, if a calibration has measured it."""
+    """Return the speed of an engine next to an idle one over that of a single one, if calibrated."""
     found = beside_an_idle_one(m for m in measurements if m.paired)
     told = [f"{percent_interval(ratio)} of its {name} alone" for name, ratio in found.items()]
     return [f"{model} beside an idle engine has {' and '.join(told)}"] if told else []
 
 
 def outputs_text(gated: Gated) -> str:
-    """Return the comparison of both sides' tokens, with dummy weights, which prove nothing. Empty if no tokens were
-    requested, and for real weights, which have a verdict."""
+    """Return how the tokens of both sides compare with dummy weights; empty for real ones, which have a verdict."""
     if (seen := gated.answers) is None or any(verdict.claim == OUTPUTS for verdict in gated.exact):
         return ""
     differ = "are the same"
@@ -518,7 +529,7 @@ def outputs_text(gated: Gated) -> str:
 
 
 def calibration_text(kept: StoredNoise) -> str:
-    """Return the noise of a model's pairs on this runner, and the detection rates of its gates, from a calibration."""
+    """Return the noise of pairs on this runner, and the detection rates of its gates."""
     place, seen, pairs = kept.place, kept.calibration.unchanged, len(kept.calibration.noise.costs)
     spread = ", ".join(f"{name} {percent_interval(sd)}" for name, sd in kept.calibration.noise.spread.items())
     worse = ", ".join(f"{name} {percent(rates.fail)}" for name, rates in kept.calibration.worse.items())
@@ -547,8 +558,10 @@ def _percents(share: float | None) -> str:
 
 
 def comparison_facts(seen: Comparison) -> dict[str, Any]:
-    """Return facts for JSON. worse, margin, detectable: shares, negative if better. Only a gated endpoint has an
-    outcome."""
+    """Return the facts of an endpoint for JSON. Only gated ones have an outcome.
+
+    `worse`, `margin` and `detectable` are shares. A negative `worse` means better.
+    """
     found = facts(seen, "name", "better", "n", "decided_at", "ratio", "sd", "detectable")
     found["worse"] = None if seen.worse is None else math.expm1(seen.worse)
     return {**found, "outcome": WORDS[seen.outcome], **facts(seen, "why", "margin")} if seen.gated else found

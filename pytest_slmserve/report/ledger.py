@@ -1,4 +1,4 @@
-"""The ledger of releases: what gates found between each two releases of vLLM, in one table."""
+"""The history of releases: results of gates between each two vLLM releases."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +18,13 @@ SET_BY_SIDES = {"vllm", "env.PYTHONPATH"}  # facts that differ in every gate of 
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """An endpoint of a gate. model, host: empty if they are those of the row above. endpoint: with its concurrency.
-    said: its verdict, with the layer if it fails, or why it is not judged."""
+    """Endpoint of a gate.
+
+    Attributes:
+        model: empty after the first row of a gate, like `host`.
+        endpoint: name with its concurrency.
+        said: the verdict with the slower layer, or why it is not judged.
+    """
 
     model: str
     host: str
@@ -41,8 +46,7 @@ COLUMNS: tuple[Column[LedgerRow], ...] = (
 
 
 def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
-    """Yield a section for each two releases of vLLM that gates compared, the oldest first: what was judged, and what
-    differs between the sides. Nothing if all gates are of the same two, or of one."""
+    """Yield a section for each two compared releases, the oldest first; none if all gates compared the same two."""
     found = dict[tuple[str, ...], list[Gated]]()
     for gated in gates:
         if sides := tuple(compared_releases(gated)):
@@ -66,7 +70,7 @@ def _either(values: Iterable[str | None]) -> str:
 
 
 def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
-    """Yield what a gate judged, and what it left to other endpoints because the host decides it."""
+    """Yield a row for each endpoint that is gated, or not judged because the host decides it."""
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
@@ -89,7 +93,7 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
 
 
 def most_worse(compared: Comparison) -> float | None:
-    """Return the share by which the candidate may be worse, by the worse end of the 95 % interval; None if unknown."""
+    """Return the share by which the candidate may be worse, by its 95 % interval; None if unknown."""
     if not (ratio := compared.ratio):
         return None
     end = ratio.low if compared.better == "higher" else ratio.high

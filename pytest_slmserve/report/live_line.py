@@ -1,5 +1,4 @@
-"""The line that shows how far a run is, as long as a terminal has room for, and a terminal that it is written over
-on."""
+"""The live line: progress of a run, overwritten in place on a terminal."""
 
 from __future__ import annotations
 
@@ -15,14 +14,22 @@ from pytest_slmserve.engines.child import stage_of
 from pytest_slmserve.plan.cases import clock
 from pytest_slmserve.schema.records import Progress
 
-LOOK_S = 0.5  # between two looks into the log of an engine that starts
-UNKNOWN = 80  # columns of a terminal that does not say how many it has
+LOOK_S = 0.5  # seconds between two reads of the log of a starting engine
+UNKNOWN = 80  # columns of a terminal that does not report its width
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a run does at present, in words. place: which case of how many. left: the time that is left of the run.
-    subject: what is measured or started. phase: of that, with its seconds. done, rate: requests and tokens so far."""
+    """Activity of a run, in words.
+
+    Attributes:
+        place: number of the case among all cases.
+        left: time left of the run.
+        subject: what is measured or started.
+        phase: of the subject, with its seconds.
+        done: number of requests so far.
+        rate: tokens/s so far.
+    """
 
     place: str = ""
     left: str = ""
@@ -32,7 +39,7 @@ class Status:
     rate: str = ""
 
     def measuring(self, progress: Progress) -> Status:
-        """Return the same, with how far a measurement is."""
+        """Return the status with the progress of a measurement."""
         return replace(
             self,
             phase=f"{progress.phase} {progress.elapsed_s:.1f} s",
@@ -41,7 +48,7 @@ class Status:
         )
 
     def within(self, columns: int) -> str:
-        """One line of fewer columns, so that the cursor stays on it: the least important fields are left out first."""
+        """Return one line shorter than `columns`, so that the cursor stays on it, without less important fields."""
         fields, text = (self.place, self.left, self.subject, self.phase, self.done, self.rate), ""
         chosen: set[str] = set()
         for field in filter(None, (self.phase, self.left, self.place, self.subject, self.rate, self.done)):
@@ -53,7 +60,13 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class TimeLeft:
-    """Seconds until a run ends: step_s of them for what is done at present. more: it may become more."""
+    """Seconds until a run ends.
+
+    Attributes:
+        step_s: of the current activity.
+        rest_s: after it.
+        more: whether the time may grow.
+    """
 
     step_s: float = 0.0
     rest_s: float = 0.0
@@ -63,8 +76,11 @@ class TimeLeft:
         return self.step_s + self.rest_s > 0 or self.more
 
     def text(self, elapsed_s: float = 0.0) -> str:
-        """In words, never "0:00": something is left. elapsed_s: of what is done at present; if that takes longer than
-        was estimated, it is said."""
+        """Return the time left in words, never "0:00".
+
+        Args:
+            elapsed_s: of the current activity. If it exceeds the plan, the text mentions that.
+        """
         over, seconds = elapsed_s > max(1.0, self.step_s), max(0.0, self.step_s - elapsed_s) + self.rest_s
         if over and seconds < 1.0:
             return "longer than planned"
@@ -73,7 +89,7 @@ class TimeLeft:
 
 
 def terminal_columns(stream: TextIO) -> int:
-    """Columns of the terminal behind a stream, whatever the environment says."""
+    """Return the columns of the terminal behind a stream, whatever the environment says."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or UNKNOWN
     except (OSError, ValueError):
@@ -81,11 +97,11 @@ def terminal_columns(stream: TextIO) -> int:
 
 
 class LiveLine:
-    """One line of a terminal that is written over. A stream that is no terminal gets nothing of it.
+    """Terminal line that is overwritten. Other streams get only the lines of `begin`.
 
-    used: The number of columns that another writer has used of its line, if there is one: then the line is below that
-        one.
-    uncaptured: A context in which the stream is the terminal's.
+    Args:
+        used: returns the columns that another writer used of its line, which is then above this one.
+        uncaptured: context in which the stream is the terminal's.
     """
 
     def __init__(
@@ -100,27 +116,26 @@ class LiveLine:
         self._began_s = self._looked_s = 0.0
 
     def show(self, status: Status | None) -> None:
-        """Write a status over the last one. None clears the line, if there is one."""
+        """Overwrite the line. None clears it."""
         if not self.live or (status is None and not self.shown):
             return
         with self.uncaptured():
             columns = terminal_columns(self.stream)
             text = f"{status.within(columns) if status else ''}\x1b[K"
-            # Below another line: to the next line and back, by relative moves, because the terminal may scroll. Of a
-            # line that is longer than the terminal is wide, the cursor is on the last row.
+            # Relative moves to the next line and back, because the terminal may scroll. If the other line is wrapped,
+            # the cursor is on its last row.
             moved = f"\n{text}\x1b[1A\x1b[{self.used() % columns + 1}G" if self.used else f"\r{text}"
             self.stream.write(moved)
             self.stream.flush()
         self.shown = status is not None
 
     def begin(self, status: Status) -> None:
-        """Print what begins as a line that stays if the stream is no terminal, as in the log of a CI."""
+        """Print a permanent line if the stream is not a terminal, as in a CI log."""
         if not self.live:
             print(f"slmserve: {status.within(UNKNOWN)}", file=self.stream, flush=True)
 
     def stage(self, log: Path) -> str:
-        """Return the stage of the engine start with this log, and its seconds; empty if the last look was a moment
-        ago."""
+        """Return the stage of an engine start with its seconds; "" if asked a moment ago."""
         now = time.monotonic()
         if log != self._log:
             self._log, self._began_s = log, now

@@ -1,4 +1,4 @@
-"""Sections and facts of fixed-size workloads, of single loads of a server, of request rates and ramps, and goodput."""
+"""Sections and facts of fixed-size workloads, single loads, request rates, ramps and goodput."""
 
 import math
 import re
@@ -26,12 +26,16 @@ from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, Load, OpenLoop, handed_over, short_hash
 
-SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # of the quantiles that are drawn
+SHARES = (0.0, 0.01, *(i / 20 for i in range(1, 20)), 0.98, 0.99, 1.0)  # quantiles that are drawn
 LATENCY_CHARTS = "Latency of requests"
 
 
 def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = charts.CONCURRENCY) -> Iterator[Chart]:
-    """Yield the quantiles of each latency and of the gaps between tokens, by load. of: what a load is."""
+    """Yield the quantiles of latencies and of gaps between tokens, by load.
+
+    Args:
+        of: name of a load in the legend.
+    """
     results = all(m.workload.kind != "generate" for each in loads.values() for m in each)
     for name in ("E2E",) if results else ("TTFT", "TPOT", "E2E", "ITL"):
         values = []
@@ -53,8 +57,13 @@ def latency_charts(loads: Mapping[float, Sequence[Measurement]], of: str = chart
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Row: requests under one load. goodput: None if nothing valid was measured. dropped: requests that failed. valid:
-    whether the highest goodput may be the one of this load."""
+    """Row of goodput for one load.
+
+    Attributes:
+        goodput: None if nothing valid was measured.
+        dropped: requests that failed, or at a rate did not end.
+        valid: whether the highest goodput may be that of this load.
+    """
 
     load: float
     goodput: window.Goodput | None
@@ -73,8 +82,6 @@ RATES_GOODPUT_LEGEND = (
 
 
 def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
-    """Return the columns of goodput. load: heading of the first one."""
-
     def within(name: str) -> Callable[[Served], str]:
         return lambda s: hundredths(s.goodput.by_slo[name] if s.goodput else None)
 
@@ -88,7 +95,7 @@ def goodput_columns(load: str, slo: Slo) -> list[Column[Served]]:
 
 
 def goodput_rows(curve: Curve, slo: Slo) -> list[Served]:
-    """Return the goodput of each point of a sweep, by the repeats that count; dropped requests are of all repeats."""
+    """Return the goodput of each point by valid repeats, with the dropped requests of all repeats."""
     dropped = Counter[int | None]()
     for m in curve.measurements:
         dropped[concurrency_of(m)] += m.run.failures
@@ -98,8 +105,11 @@ def goodput_rows(curve: Curve, slo: Slo) -> list[Served]:
 def goodput_found(
     rows: Sequence[Served], attainment: float = ATTAINMENT, unit: str = CONCURRENCY
 ) -> tuple[Peak | None, HighestLoad | None]:
-    """Return the peak of goodput, and the highest load at which enough requests are good; None without a valid row.
-    attainment: share of good requests that suffices. unit: of the loads."""
+    """Return the peak of goodput, and the highest load with enough good requests, if any is valid.
+
+    Args:
+        attainment: share of good requests that is enough.
+    """
     known = [(s.load, s.goodput) for s in rows if s.goodput and s.valid]
     invalid = [s.load for s in rows if not (s.goodput and s.valid)]
     attained = [(load, each.attainment) for load, each in known if each.attainment is not None]
@@ -110,7 +120,7 @@ def goodput_found(
 def goodput_parts(
     rows: Sequence[Served], slo: Slo, attainment: float = ATTAINMENT, unit: str = CONCURRENCY
 ) -> list[Part]:
-    """Return the goodput of each load as a table, where it peaks, and how to read it; nothing without rows."""
+    """Return a table of goodput, its peak, and a legend; empty without rows."""
     columns, legend = goodput_columns("offered\n/s", slo), RATES_GOODPUT_LEGEND
     if unit == CONCURRENCY:
         columns, legend = goodput_columns("concur-\nrency", slo), GOODPUT_LEGEND
@@ -161,13 +171,13 @@ JOBS: tuple[Column[JobPoint], ...] = (
 
 
 def job_sections(jobs: Sequence[JobPoint]) -> list[Section]:
-    """Return a section for each kind of host: a row for each fixed-size workload that it served, and what is wrong."""
+    """Return the fixed-size workloads and their problems on each kind of host."""
     sections = []
     for points in grouped(jobs, lambda p: p.environment.key).values():
         where = points[0].environment
         title = f"Jobs on {served_on(where)}{': SIMULATED, NOT MEASURED' if where.platform == 'simulated' else ''}"
         remarks = (text for p in points for text in reasons(p, f"{p.model}, {p.output_tokens:.0f} output tokens"))
-        # Rates descend from all requests at once.
+        # By descending rate, which begins with all requests at once.
         rows = sorted(points, key=lambda p: (p.model, p.batching, p.output_tokens, -p.load.rate, p.kv_blocks or 0))
         sections.append(Section(title, [Table(rows, JOBS, caption=title), *remarks]))
     return sections
@@ -175,19 +185,17 @@ def job_sections(jobs: Sequence[JobPoint]) -> list[Section]:
 
 @dataclass(frozen=True, slots=True)
 class ValidityCriteria:
-    """Criteria for judging loads."""
-
     slo: Slo | None = None  # None means no goodput
     attainment: float = ATTAINMENT  # share of good requests that suffices
     failed_share: float = FAILED_SHARE  # share of requests that may fail without making a measurement invalid
 
 
 BEST_RATES = ("peak", "highest_load")  # of all rates, or of all steps of a ramp
-CHUNK = 0.05  # tokens: a busy server now and then sends two at once, and an end of text may have no chunk
+CHUNK = 0.05  # tokens: a busy server may send two at once, and the end of text may have no chunk
 
 
 def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
-    """Return the figures of one load or of a step of a ramp, in seconds, tokens and shares; null is not measured."""
+    """Return the figures of a load or step in seconds, tokens and shares; None if not measured."""
     found = check(measurement, failed_share=terms.failed_share)
     run, from_cache = measurement.run, cache_hit_share(measurement.run)
     judged = window.judged_requests(measurement)
@@ -213,7 +221,7 @@ def load_figures(measurement: Measurement, terms: ValidityCriteria) -> dict[str,
 
 
 def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str, Any]:
-    """Return the server, the load and the figures of one load; of a ramp also the figures of its steps."""
+    """Return server, load and figures, and the figures of the steps of a ramp."""
     found = {
         "id": measurement.id,
         **case_facts(measurement),
@@ -230,13 +238,13 @@ def facts_of_load(measurement: Measurement, terms: ValidityCriteria) -> dict[str
 
 
 def rates_facts(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[str, Any]:
-    """Return the facts of each rate, and what is found over all of them: null without an SLO."""
+    """Return the facts of each rate, and the best rates, which are None without an SLO."""
     each = [{"rate": offered_rate(m), **facts_of_load(m, terms)} for m in points]
     return {"points": each, **_best_rates(points, terms)}
 
 
 def rows_of_load(measurement: Measurement, terms: ValidityCriteria) -> list[dict[str, Any]]:
-    """Return the facts of one load as a row of a table; of a ramp a row for each step, with what its steps share."""
+    """Return a load as one row, or as a row for each step of a ramp."""
     shared = facts_of_load(measurement, terms)
     steps: list[dict[str, Any]] = shared.pop("steps", [{}])
     return [{name: value for name, value in {**shared, **step}.items() if name not in BEST_RATES} for step in steps]
@@ -252,26 +260,26 @@ def _best_rates(points: Sequence[Measurement], terms: ValidityCriteria) -> dict[
 
 
 def doubts_of(row: Mapping[str, Any], name: str = "") -> list[str]:
-    """Return a line for each problem, degradation and noise of one measurement. name: begins each of them."""
+    """Return a line for each problem, degradation and noise, which begins with `name`."""
     kinds = {"problems": "invalid", "degraded": "questionable", "noise": "noisy"}
     return [f"{kind}: {name}{text}" for field, kind in kinds.items() for text in row[field]]
 
 
 def failed_text(row: Mapping[str, Any]) -> str:
-    """Return how many requests failed, by kind: "3 failed (HTTP 503: 2, timeout: 1)"."""
+    """Return the number of failed requests by kind: "3 failed (HTTP 503: 2, timeout: 1)"."""
     each = ", ".join(f"{kind}: {count}" for kind, count in Counter(row["failed"] or ()).most_common())
     return f"{row['failures']} failed{f' ({each})' if each else ''}"
 
 
 def in_words(arrivals: str) -> str:
-    """Return how requests arrive, with the usual name of gamma gaps: those of burstiness 1 are Poisson arrivals."""
+    """Return how requests arrive; gamma gaps of burstiness 1 are Poisson arrivals."""
     usual = {"1": "Poisson arrivals", "inf": "arrivals with constant gaps"}
     gamma, words = r"(?<![^ ])gamma ([^ ,]+)", "arrivals with gamma gaps, burstiness"
     return re.sub(gamma, lambda found: usual.get(found[1], f"{words} {found[1]}"), arrivals)
 
 
 def endpoint_notes(m: Measurement) -> Iterator[str]:
-    """Yield notes on fields that requests have or the server refused, and on how tokens were counted."""
+    """Yield notes on request fields, refused fields, and the counting of tokens."""
     if m.spec.interface == "endpoint" and m.spec.extra:
         yield f"each request with {', '.join(f'{name}: {value}' for name, value in m.spec.extra)}"
     stream = m.run.stream
@@ -295,7 +303,7 @@ def _load_notes(m: Measurement) -> Iterator[str]:
     rows, seen, stream = m.run.samples, cache_hit_share(m.run), m.run.stream
     several = [i for i, tokens in enumerate(rows.output_tokens) if rows.finished[i] and tokens > 1]
     at_once = sum(rows.first_token_s[i] == rows.last_token_s[i] for i in several)
-    if 2 * at_once > len(several):  # as through a proxy that buffers
+    if 2 * at_once > len(several):  # for example through a proxy that buffers
         yield f"{at_once} of {len(several)} answers came in one piece: TTFT is E2E there, and TPOT and ITL say nothing"
     own, share = "unique prompts", m.workload.spec.prefix_share
     if share:
@@ -319,18 +327,18 @@ def _requests(m: Measurement) -> tuple[str, str]:
 
 
 def is_windowed(load: Load) -> TypeGuard[OpenLoop]:
-    """Return whether a load is an open loop whose window is judged."""
+    """Return whether a load is an open loop with a window."""
     return isinstance(load, OpenLoop) and load.requests is None
 
 
 def offered_rate(m: Measurement) -> float:
-    """Return the requested rate of an open loop in requests/s. The rate of its schedule is random."""
+    """Return the requested rate of an open loop in requests/s. Its schedule is random."""
     assert isinstance(m.load, OpenLoop)
     return m.load.rate
 
 
 def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
-    """Return the open loops among these: each ramp by itself, and loads that differ only in their rate, by rate."""
+    """Return the open loops: each ramp by itself, and loads that differ only in rate, by rate."""
 
     def alike(m: Measurement) -> str:
         assert isinstance(m.load, OpenLoop)
@@ -343,7 +351,7 @@ def rate_series(measurements: Sequence[Measurement]) -> list[list[Measurement]]:
 
 
 def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) -> list[Section]:
-    """Return a section for each load that `is_counted_loop`, then for each series of rates and each ramp."""
+    """Return a section for each load that `is_counted_loop`, each series of rates and each ramp."""
 
     def repeats_of(some: Iterable[Measurement]) -> list[list[Measurement]]:
         return [*grouped(some, lambda m: m.key).values()]
@@ -358,8 +366,7 @@ def load_sections(measurements: Sequence[Measurement], terms: ValidityCriteria) 
 def repeats_section(
     loads: Sequence[Sequence[Measurement]], terms: ValidityCriteria, *, of_rates: bool = False
 ) -> Section:
-    """Return the section of a load, or of loads that differ in their rate, with intervals over their repeats. loads:
-    the repeats of each."""
+    """Return the section of loads that differ at most in rate, with intervals over the repeats of each."""
     shown = [middle_repeat(repeats) for repeats in loads]
     section = rates_section(shown, terms) if of_rates else load_section(shown[0], terms)
     if max(map(len, loads)) == 1:
@@ -368,19 +375,19 @@ def repeats_section(
         f"invalid: {m.load.title}, repeat {number} of {len(repeats)}: {why}"
         for repeats, middle in zip(loads, shown)
         for number, m in enumerate(repeats, 1)
-        if m is not middle  # whose section tells it
+        if m is not middle  # because its section has them
         for why in problems(m, terms.failed_share)
     ]
     return replace(section, parts=[*section.parts, *wrong, "", *repeat_parts(loads)])
 
 
 def is_counted_loop(m: Measurement) -> bool:
-    """Return whether it is a closed loop of an endpoint with a number of requests, which is no point of a sweep."""
+    """Return whether this is a closed loop of an endpoint with a number of requests (no point of a sweep)."""
     return m.spec.interface == "endpoint" and m.alone and isinstance(m.load, ClosedLoop) and m.load.requests is not None
 
 
 def supported(share: float, values: int) -> bool:
-    """Return whether so many values tell a percentile: with 95 % confidence the largest of them is not below it."""
+    """Return whether, with 95 % confidence, the largest of this many values is not below a percentile."""
     return share**values <= CHANCE
 
 
@@ -414,7 +421,7 @@ REPEATED = {
     "E2E mean, ms": "e2e_s",
 }
 ONCE = "measured once: how far another measurement would be from it is not known; --repeats 4 tells"
-ENOUGH, MOST_REPEATS = 0.05, 100  # half of an interval, as a share of its value, that is worth having
+ENOUGH, MOST_REPEATS = 0.05, 100  # wanted half-width of an interval, as a share of its value
 REPEATS: tuple[Column[tuple[str, str, Interval]], ...] = (
     Column("load", lambda row: row[0], "left"),
     Column("of all repeats", lambda row: row[1], "left"),
@@ -425,7 +432,7 @@ REPEATS: tuple[Column[tuple[str, str, Interval]], ...] = (
 
 
 def middle_repeat(repeats: Sequence[Measurement]) -> Measurement:
-    """Return the valid repeat whose throughput is the median, of an even number the lower one; of all if none is."""
+    """Return the valid repeat with the (lower) median throughput, or of all if none is valid."""
     if len(repeats) == 1:
         return repeats[0]
     known = [m for m in repeats if not problems(m)] or repeats
@@ -433,15 +440,14 @@ def middle_repeat(repeats: Sequence[Measurement]) -> Measurement:
 
 
 def repeat_intervals(repeats: Sequence[Measurement]) -> dict[str, Interval]:
-    """Return the mean of each figure that the valid repeats of a load have, with its 95 % interval, by its field."""
+    """Return the mean of each figure over valid repeats with its 95 % interval, by field."""
     seen = [summary_of(m) for m in repeats if not problems(m)]
     known = {name: [v for s in seen if (v := getattr(s, name)) is not None] for name in REPEATED.values()}
     return {name: possible(student_interval(values)) for name, values in known.items() if values}
 
 
 def repeat_parts(loads: Sequence[Sequence[Measurement]]) -> list[Part]:
-    """Return the figures of each load over its repeats with 95 % intervals, and how many repeats would be enough.
-    loads: the repeats of each."""
+    """Return 95 % intervals over the repeats of each load, and how many repeats would be enough."""
     number = max(map(len, loads))
     rows, wanted = [], number
     for repeats in loads:
@@ -462,7 +468,6 @@ def repeat_parts(loads: Sequence[Sequence[Measurement]]) -> list[Part]:
 
 
 def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
-    """Return the section of one load: the server and the requests, latencies, goodput, and what is wrong."""
     row, seen, delay = load_figures(m, terms), window.latencies_of(m), window.delay_of(m.run)
     late = f"; sent {milliseconds(delay.p99_s)} ms late (p99)" if delay else ""
     described = m.load.title
@@ -514,8 +519,11 @@ def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iter
 def rate_panels(
     measurements: Sequence[Measurement], slo: Slo | None, failed_share: float = FAILED_SHARE
 ) -> tuple[list[charts.Spec], tuple[str, ...]]:
-    """Return charts over the rate sent, a line for each series, and the origins of the valid loads: requests served per
-    second, and those within the SLO; p50 and p99 of TTFT, TPOT and E2E. failed_share: see `ValidityCriteria`."""
+    """Return charts of throughput and latency over the sent rate, and the origins of the valid loads.
+
+    Args:
+        failed_share: see `ValidityCriteria`.
+    """
     facts_of, lines = [], []
     for group in rate_series(measurements):
         judged = [(m, check(m, failed_share=failed_share), window.delay_of(m.run)) for m in steps_of(group[0]) or group]
@@ -561,7 +569,11 @@ def rate_panels(
 
 
 def slo_rule(heading: str, slo: Slo | None) -> charts.Values:
-    """Return the line at the limit that an SLO has for a latency, as "TTFT, ms"; none without one."""
+    """Return a line at the SLO of a latency; empty without one.
+
+    Args:
+        heading: of the axis, such as "TTFT, ms".
+    """
     texts = zip(slo.bounds.items(), str(slo).split(",")) if slo else ()
     return [{"y": 1e3 * limit, "text": text} for (name, limit), text in texts if heading == f"{name.upper()}, ms"]
 
@@ -578,7 +590,7 @@ MARKS = {
     "invalid": "problems",
     "questionable": "degraded",
     "noisy": "noise",
-}  # fields that a mark says, the worst first
+}  # fields by their mark, the worst first
 FOUR = partial(figure, digits=4)
 LATENCIES = {"ttft": (4, 1), "tpot": (4, 2), "itl": (9, 7), "e2e": (4, 2)}  # ranks of the columns of p50 and p99
 RATES: tuple[Column[dict[str, Any]], ...] = (
@@ -599,7 +611,7 @@ RATES_LEGEND = (
 
 
 def rates_section(points: Sequence[Measurement], terms: ValidityCriteria) -> Section:
-    """Return the section of loads that differ only in their rate, or of one ramp."""
+    """Return the section of loads that differ only in rate, or of one ramp."""
     first, steps = points[0], steps_of(points[0])
     assert isinstance(first.load, OpenLoop)
     judged = f"one load after the other, each judged for {first.load.window_s:g} s after {first.load.settle_s:g} s"

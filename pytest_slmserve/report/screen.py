@@ -1,5 +1,4 @@
-"""Summary at the end of a run: what a person wants to know first, in so many lines that nothing scrolls away. With all
-tables above it if they were asked for, and as Markdown for a workflow."""
+"""The summary at the end of a run, which fits on one screen; all tables; and Markdown for workflows."""
 
 from __future__ import annotations
 
@@ -36,18 +35,22 @@ from pytest_slmserve.report.text_table import command_lines, counted, figure, fo
 from pytest_slmserve.report.verdicts import COLOURS, Colour, by_outcome, inconclusive, tally, unexpected, verdict_lines
 from pytest_slmserve.schema.errors import Detail, regular, write_file
 
-MOST_LINES = 23  # and the line that pytest puts above them
-# Lines of one sentence, of verdicts and notes and of all else, as there is room; the tables have all of it.
+MOST_LINES = 23  # without the line that pytest prints above them
+# Most lines of a sentence: of verdicts and notes, and of all else. The first pair that fits is used.
 LONGEST = ((99, 99), (9, 4), (9, 3), (9, 2), (2, 2), (2, 1), (1, 1))
-ON_A_PAGE = 100  # columns, and lines, of a summary on the page of a workflow
+ON_A_PAGE = 100  # columns and lines of the summary of a workflow
 
 Line = tuple[str, Colour | None]
-VERDICT, OTHER = 0, 1  # kinds of sentences, by their place in a pair of LONGEST
+VERDICT, OTHER = 0, 1  # kinds of sentences: indices of a pair of LONGEST
 
 
 class Words(NamedTuple):
-    """A sentence of the summary, or a line that is shown as it is. A sentence may have so many lines as its kind may
-    have, and `least` in any case."""
+    """Sentence of the summary, or a line that is shown unchanged.
+
+    Attributes:
+        kind: index into a pair of LONGEST, or None.
+        least: number of lines that the sentence may always have.
+    """
 
     text: str
     colour: Colour | None = None
@@ -55,7 +58,7 @@ class Words(NamedTuple):
     least: int = 0
 
     def within(self, longest: tuple[int, int]) -> list[Words]:
-        """Return the lines, as they are shown. longest: numbers of lines by the kind."""
+        """Return the lines as shown, limited by kind."""
         if not (most := max(self.least, 0 if self.kind is None else longest[self.kind])):
             return [self]
         text, room = self.text, most * (layout().width - 4)
@@ -66,14 +69,14 @@ class Words(NamedTuple):
 
 @dataclass(slots=True)
 class ScreenPart:
-    """A part of the summary that can shrink: the last entries go first."""
+    """Part of the summary that shrinks by dropping its last entries."""
 
     entries: Sequence[Sequence[Words]]  # blocks of sentences
-    unit: str  # what an entry is, for the line that counts those that went
-    head: Sequence[Words] = ()  # in the end only its first line stays
+    unit: str  # name of an entry
+    head: Sequence[Words] = ()  # shrinks to its first line without entries
     foot: Sequence[Words] = ()
     weight: int = 1  # a part of weight 3 keeps three times the lines of one of weight 1
-    left_out: int = 0  # entries that went
+    left_out: int = 0  # number of dropped entries
 
     @property
     def lines(self) -> list[Words]:
@@ -83,11 +86,10 @@ class ScreenPart:
 
     @property
     def excess(self) -> float:
-        """Lines that the part could do without, divided by its weight."""
+        """Lines that can be dropped, divided by the weight."""
         return (sum(map(len, self.entries)) + len(self.head) + len(self.foot) - 1) / self.weight if self.entries else 0
 
     def in_units(self, unit: str) -> ScreenPart:
-        """Return the part with outputs by their name."""
         head, foot, *entries = (
             [words._replace(text=renamed(words.text, unit)) for words in block]
             for block in (self.head, self.foot, *self.entries)
@@ -95,7 +97,7 @@ class ScreenPart:
         return replace(self, entries=entries, head=head, foot=foot)
 
     def within(self, longest: tuple[int, int]) -> ScreenPart:
-        """Return the part with sentences of so many lines by their kind."""
+        """Return the part with the lines of its sentences limited by kind."""
         head, *entries = (
             [line for words in block for line in words.within(longest)] for block in (self.head, *self.entries)
         )
@@ -103,7 +105,7 @@ class ScreenPart:
 
 
 def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
-    """Return the lines of the summary, each with a colour, at most `most` of them if they can shrink that far."""
+    """Return the colored lines of the summary, at most `most` if they can shrink that far."""
     five = answer_of(found)
     served = (part.in_units(found.unit) for part in (*_measured_parts(found), *_gate_parts(found, five)))
     full = [*([_answer_part(five).in_units(found.unit)] if five else []), *served, *_judged_parts(found, five)]
@@ -156,11 +158,10 @@ def _answer_part(five: FiveLines) -> ScreenPart:
 
 
 def _gate_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPart]:
-    """Yield each gate with its endpoints, the worst first, and why one does not pass. A gate with too few pairs shows
-    only its exact verdicts. five: lines above, whose reason is not repeated."""
     colours = {state: COLOURS[look] for state, look in gate.LOOKS.items()}
     worst, told_above = gate.WORST, five.why if five else ""
     for gated in found.gates:
+        # With too few pairs, only exact verdicts are shown.
         compared = sorted(() if gate.has_few_pairs(gated) else gated.gated, key=lambda each: worst.index(each.outcome))
         shown = in_units(Table(compared, gate.COLUMNS), found.unit)
         above, rows, below = table_parts(compared, shown.columns)
@@ -194,7 +195,7 @@ def _judged_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPar
         wrong = [[Words(f"  {text}", "red", VERDICT)] for text in unexpected(kinds)]
         colour: Colour = "red" if wrong else "yellow" if kinds["inconclusive"] else "green"
         counts = f"claims: {tally(kinds)}"
-        head = [] if five and counts in five.why else [Words(counts, colour, VERDICT)]  # the lines above have it
+        head = [] if five and counts in five.why else [Words(counts, colour, VERDICT)]  # already in the lines above
         yield ScreenPart(wrong[not head :], "claim", head, weight=4)
         open_ones = [[Words(f"  {text}", "yellow", VERDICT)] for text in inconclusive(kinds, found.curves)]
         told = five is not None and five.answer.startswith("INCONCLUSIVE: ") and not found.inconclusive
@@ -227,7 +228,7 @@ STANDINGS = {
 
 
 def disturbances(found: Findings) -> tuple[str, list[str]]:
-    """Return how many points were disturbed, and a sentence for each kind of reason, the worst first."""
+    """Return the number of disturbed points, and a sentence for each kind of reason."""
 
     def reason(point: Point) -> str:
         return "; ".join(dict.fromkeys((*point.degraded, *point.problems))) or first_of_each_kind(point.noise)
@@ -249,7 +250,7 @@ def disturbances(found: Findings) -> tuple[str, list[str]]:
 
 
 def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]:
-    """Yield the lines at the end of a run: the summary, below all tables if `detail` asks for them."""
+    """Yield the summary, below all tables if `detail` asks for them."""
     with laid_out(every_column=detail == "all"):
         if detail != "summary":
             yield from tables(found)
@@ -259,7 +260,7 @@ def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]
 
 
 def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
-    """Return the sections of everything that was measured, with their legends, by heading."""
+    """Return all sections with their legends, by heading."""
     jobs = loads.job_sections(found.jobs)
     sections: dict[str, Iterable[Section | Legend]] = {
         "Models": sweeps.sweep_sections(found),
@@ -280,9 +281,8 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
 
 
 def tables(found: Findings) -> Iterator[Line]:
-    """Yield every table, verdict and note, as pieces of text with a colour."""
     for heading, shown in subject_sections(found).items():
-        if heading == "History" and found.judged:  # claims are of the sections above
+        if heading == "History" and found.judged:  # claims are about the sections above
             yield from ((folded(text), colour) for text, colour in verdict_lines(found.outcomes))
         yield from ((f"{section_text(each)}\n", None) for each in shown)
     yield from ((folded(f"note: {note}"), "yellow") for note in found.notes)
@@ -292,11 +292,10 @@ def tables(found: Findings) -> Iterator[Line]:
 
 
 def write_for_others(found: Findings, records: str | Path) -> str:
-    """Write gates as JSON and Markdown next to the records. On the page of a GitHub workflow write the gates with the
-    command that repeats them, the tests that failed, and the summary if there is more than gates.
+    """Write gates as JSON and Markdown next to the records, and a summary for the GitHub workflow.
 
     Returns:
-        The paths next to the records, or why nothing was written: the records hold the measurements anyway.
+        A sentence with the paths, or with the reason why nothing was written; empty without gates.
     """
     beside, page = Path(records).parent / "gate.json", os.environ.get("GITHUB_STEP_SUMMARY")
     sections = [gate.five_lines(found.gates, found).section] if found.gates else []

@@ -1,6 +1,6 @@
-"""What a report shows of one subject, as a value, and how the terminal, Markdown and the HTML report draw it.
+"""Sections: what a report shows of a subject, and how the terminal, Markdown and the HTML report draw it.
 
-A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once, by a function that returns a `Section`:
+A function lays out a subject (a sweep, a gate, a comparison) once, as a `Section`:
 
     Section(
         "opt-125m: PASS after 4 pairs of launches",
@@ -16,9 +16,8 @@ A subject (a sweep, replicas, a gate, a comparison, an advice) is laid out once,
         charts=partial(gate_charts, compared),  # a function that yields `Chart` values
     )
 
-`section_text` draws it for a terminal, and `section_markdown` for GitHub; both leave the charts out. The template of
-the HTML report draws the names with their sentences, the charts, and then all other parts in their order. JSON and CSV
-hold the values that the section was made of (`report.as_json`).
+`section_text` draws it for a terminal and `section_markdown` for GitHub, without charts. The HTML report draws names
+with sentences, then charts, then all other parts. JSON and CSV have the underlying values (`report.as_json`).
 """
 
 from __future__ import annotations
@@ -38,7 +37,11 @@ Look = Literal["good", "bad", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Legend:
-    """Explanation of the columns of a table, broken into lines without an indent. notes: further lines, indented."""
+    """Explanation of the columns of a table.
+
+    Attributes:
+        notes: further lines, indented from their second line on.
+    """
 
     text: str
     notes: Sequence[str] = ()
@@ -50,14 +53,16 @@ class Legend:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Names with a sentence each, below each other after an empty line."""
-
     pairs: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verbatim:
-    """Lines that Markdown shows as they are: commands, or the summary of a terminal. language: of the shell, "sh"."""
+    """Block of code in Markdown.
+
+    Attributes:
+        language: of the block, "sh" for commands.
+    """
 
     text: str
     language: str = "text"
@@ -65,25 +70,24 @@ class Verbatim:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Heading of parts that tell how and why. Markdown folds all parts up to the next heading, or to the end, below it.
-    Nothing else shows it."""
+    """Heading below which Markdown folds all parts up to the next heading. Other formats omit it."""
 
     heading: str
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows and their columns. Without rows nothing is shown. A terminal puts an empty line above the table."""
+    """Rows and columns, shown only if there are rows."""
 
     rows: Sequence[Any]
     columns: Sequence[Column[Any]]
     caption: str = ""  # title in an HTML report
     heading: str = ""  # line above the table in a terminal
-    always: int = 0  # number of first columns that are shown even if no row has anything in them
+    always: int = 0  # number of first columns that are shown in any case
 
     @property
     def cells(self) -> Cells:
-        """Return the texts of all columns that tell something, however wide the table is."""
+        """Texts of all columns that are not empty, at any width."""
         kept = telling(self.rows, self.columns, self.always)
         return Cells(
             self.caption,
@@ -95,7 +99,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """A table as texts. numeric: for each column, whether its texts stand on the right."""
+    """A table as texts.
+
+    Attributes:
+        numeric: whether each column is right-aligned.
+    """
 
     caption: str
     heads: list[str]
@@ -105,15 +113,13 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of an HTML report."""
-
     title: str
-    spec: dict[str, Any] | None  # of Vega-Lite; None if nothing is known that could be drawn: then there is no chart
+    spec: dict[str, Any] | None  # of Vega-Lite; None if there is nothing to draw
     note: str = ""  # how to read the chart
     group: str = ""  # heading above this chart and others of the same group
 
 
-# What counts an output. Prompts have tokens whatever a request gives, and so have blocks and the limits of an engine.
+# Words for outputs. Prompts, KV blocks and limits of an engine always have tokens.
 _OUTPUTS = re.compile(
     r"(?P<kept>prompt\s+tokens|blocks x \S+ tokens|requests of \S+ tokens|token ids)|"
     r"(?<![\w-])(?:output )?token(?P<more>s?)(?![\w-])"
@@ -121,16 +127,20 @@ _OUTPUTS = re.compile(
 
 
 def renamed(text: str, unit: str) -> str:
-    """Return a text in which outputs are called by their name: "texts/s" and "mJ/text" for "tokens/s" and "mJ/token"
-    where each request gives the vector of a text."""
+    """Return text with the unit in place of tokens: "texts/s" if requests return the vector of a text."""
     return text if unit == "token" else _OUTPUTS.sub(lambda found: found["kept"] or f"{unit}{found['more']}", text)
 
 
 @dataclass(frozen=True, slots=True)
 class FiveLines:
-    """The first that a reader wants to know of a run, a sentence each: the answer with its number, its interval and
-    what is allowed; why it is so; one command to paste, or what else there is to do; what the answer rests on; and
-    where the evidence is."""
+    """Summary of a run in five sentences.
+
+    Attributes:
+        answer: result with interval and threshold.
+        do_this: command to paste, or another next step.
+        trust: basis of the answer.
+        where: place of the evidence.
+    """
 
     answer: str
     why: str
@@ -141,17 +151,15 @@ class FiveLines:
 
     @property
     def named(self) -> dict[str, str]:
-        """The lines by their names in JSON."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "look"}
 
     @property
     def below(self) -> list[str]:
-        """All lines but the answer, with their names in words."""
+        """All lines but the answer, with their names."""
         return [f"{name.replace('_', ' ')}: {text}" for name, text in self.named.items() if text][1:]
 
     @property
     def section(self) -> Section:
-        """The lines as a section whose title is the answer."""
         return Section(self.answer, self.below, self.look)
 
 
@@ -161,23 +169,22 @@ Part = str | Legend | Named | Table | Verbatim | Details
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """All that is shown of one subject."""
+    """Everything that a report shows on one subject."""
 
     title: str
     parts: Sequence[Part] = ()
     look: Look = "open"  # how an HTML report marks the title
-    charts: Callable[[], Iterable[Chart]] = tuple  # called only for an HTML report: fits and intervals take time
-    name: str = ""  # heading in an HTML report, if it tells the section from others with this title
+    charts: Callable[[], Iterable[Chart]] = tuple  # only for an HTML report, because fits take time
+    name: str = ""  # heading in an HTML report, if several sections have this title
 
     @property
     def drawn(self) -> dict[str, list[Chart]]:
-        """Charts of which something is known, by their group, for an HTML report."""
+        """Charts that have something to draw, by group."""
         return grouped((chart for chart in self.charts() if chart.spec), lambda chart: chart.group)
 
 
 def in_units(shown: Any, unit: str) -> Any:
-    """Return what is shown with outputs by their name, in whatever texts are in it: a part of a section, a section, or
-    names with their values. Rows of a table are values, and stay."""
+    """Return sections, parts or named values with the unit of outputs in their texts. Rows of tables stay the same."""
     if unit == "token":
         return shown
 
@@ -203,7 +210,7 @@ def in_units(shown: Any, unit: str) -> Any:
 
 
 def section_text(shown: Section | Legend) -> str:
-    """Return the text of a section, or of a legend of several sections, for a terminal with the layout in force."""
+    """Return a section or a legend as text in the current layout."""
     if isinstance(shown, Legend):
         return shown.lines
     lines = [shown.title]
@@ -223,8 +230,7 @@ def section_text(shown: Section | Legend) -> str:
 
 
 def section_markdown(shown: Section) -> str:
-    """Return a section as Markdown, for the page of a workflow or an issue: sentences as a list, tables with all their
-    columns that say something, and what stands below `Details` folded."""
+    """Return a section as Markdown, with all columns that are not empty, and parts below `Details` folded."""
     lines, end = [f"### {_escaped(shown.title)}", ""], [""]
     for part in shown.parts:
         match part:
@@ -245,7 +251,7 @@ def section_markdown(shown: Section) -> str:
                 head, *body = [" | ".join(map(_escaped, row)) for row in (cells.heads, *cells.rows)]
                 sides = " | ".join("---:" if right else "---" for right in cells.numeric)
                 lines += ["", _escaped(heading), "", *(f"| {row} |" for row in (head, sides, *body)), ""]
-    # A part has empty lines around it; two of them say no more than one.
+    # Consecutive empty lines become one.
     return "\n".join(line for before, line in pairwise(["", *lines, *end]) if line or before)
 
 

@@ -1,4 +1,4 @@
-"""Sections of sweeps: what was measured where, a row for each point, sensors, goodput, findings and charts."""
+"""Sections of sweeps: setup, points, sensors, goodput, findings and charts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +36,10 @@ from pytest_slmserve.schema.kv_cache import made_up_acceptance
 from pytest_slmserve.schema.records import SIMULATED, hosts_of
 from pytest_slmserve.schema.specs import WorkloadSpec
 
-UNSETTLED = 0.05  # share by which Little's law may miss before a reader is told
-FULL = 0.95  # of the KV blocks: from there on requests wait in the engine's own queue
+UNSETTLED = 0.05  # share by which Little's law may miss without a note
+FULL = 0.95  # share of the KV blocks above which requests wait in the engine's queue
 NO_FACTORS = (None, None)
-FED = 0.75  # of what was sent; a request's way in and out takes a few per cent of its life
+FED = 0.75  # share of the sent requests; a request is in transit for a few percent of its time
 SWEEP_LEGEND = (
     "batch: mean sequences of an engine step (concurrent requests, where a server does not report steps). tokens: of "
     "output. spread: (largest - smallest repeat) / mean. ms/token: E2E over output tokens. gain: of tokens/s since the "
@@ -74,8 +74,10 @@ COLUMN_LEGEND = {  # by the name of the column
 
 
 def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
-    """Yield a section for each sweep, then how to read the tables. Curves only of engines beside replicas, or of jobs,
-    are in other tables."""
+    """Yield a section for each sweep, then legends.
+
+    Curves that have only jobs, or only engines next to replicas, are in other tables.
+    """
     shown = [(curve, label) for curve, label in found.labelled if curve.points or not (curve.alone or curve.jobs)]
     heads = set[str]()
     for curve, label in shown:
@@ -89,7 +91,6 @@ def sweep_sections(found: Findings) -> Iterator[Section | Legend]:
 
 
 def sweep_section(curve: Curve, label: str, found: Findings) -> Section:
-    """Return the section of one sweep. label: name that tells it from the others."""
     tolerance = found.tolerance(curve, label)
     title, *head = [curve.subject] if curve.axes.knob else heading(curve)
     parts: list[Part] = [*head, Table(curve.points, point_columns(curve), caption=f"Points of {label}")]
@@ -101,7 +102,7 @@ def sweep_section(curve: Curve, label: str, found: Findings) -> Section:
 
 
 def heading(curve: Curve) -> Iterator[str]:
-    """Yield lines on the model, the hardware, the requests, the load, the engine and the number of measurements."""
+    """Yield lines on model, hardware, workload, load, engine and measurements."""
 
     def each(name: str) -> str:  # several values if launches differ
         values = {getattr(r, name) for r in curve.resolved}
@@ -161,22 +162,21 @@ def heading(curve: Curve) -> Iterator[str]:
 
 
 def relative_range(point: Point) -> float | None:
-    """Return the range of the repeats' output tokens/s over their mean; None for one repeat."""
+    """Return the range of output tokens/s of the repeats over their mean; None for one repeat."""
     if len(point.repeats) < 2:
         return None
     return (max(point.repeats) - min(point.repeats)) / fmean(point.repeats)
 
 
 def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
-    """Return the columns of the points of a sweep."""
     gains, axes, workload = {gain.end: gain.value for gain in curve.gains()}, curve.axes, curve.workload
     front = {point.concurrency for point in curve.pareto_front()}
     heads, scale = ("concur-\nrency", "tokens\n/s", "E2E s\nmean"), 1.0
-    if axes.knob:  # the names of the columns of external results, with the latency in ms
+    if axes.knob:  # names of the columns of external results, with the latency in ms
         unitless = axes.latency.removesuffix("_ms").removesuffix("_s")
         heads, scale = (f"\n{axes.knob}", f"\n{axes.throughput}", f"\n{unitless} ms"), 1e3
     requests: Column[Point] = Column("requests\n/s", lambda p: figure(p.requests_per_s, 4), rank=2)
-    if workload and workload.kind != "generate":  # of which each request has one
+    if workload and workload.kind != "generate":  # each request has one output
         each = workload.mean_prompt_tokens
         requests = Column("prompt\ntokens/s", lambda p: figure(p.requests_per_s and p.requests_per_s * each), rank=2)
     accepted: list[Column[Point]] = []
@@ -207,7 +207,7 @@ def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
 
 
 def sensor_table(curve: Curve, label: str, found: Findings) -> Table:
-    """Return a row for each point with values of any sensor."""
+    """Return a row for each point with sensor values."""
 
     def share(head: str, name: str, rank: int) -> Column[Point]:
         return Column(head, lambda p: hundredths(getattr(p, name)), rank=rank)
@@ -246,7 +246,7 @@ StepRow = tuple[Point, Mapping[str, float]]
 
 
 def _part(head: str, field: str) -> Column[StepRow]:
-    """Return the column of a part of a step, in per cent; a part of nothing has an empty cell."""
+    """Return the column of a part of a step in percent; parts of 0 are empty."""
     return Column(head, lambda row: hundredths(share) if (share := row[1].get(field)) else "")
 
 
@@ -271,7 +271,7 @@ def step_rows(curve: Curve) -> list[StepRow]:
 
 
 def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
-    """Return the parts of the mean step of each load, in per cent, one behind the other; None if none is known."""
+    """Return stacked bars of the mean step of each load in percent; None without rows."""
     bars: charts.Values = []
     for point, parts in rows:
         for field, (column, _) in STEP_PARTS.items():
@@ -284,7 +284,7 @@ def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
 
 
 def remarks(curve: Curve) -> Iterator[str]:
-    """Yield lines on loads that the table does not show, and on points that are not valid throughout."""
+    """Yield lines on missing loads, and on points that are not fully valid."""
     if curve.spec and (made_up := made_up_acceptance(curve.spec)):
         yield made_up
     for reason, cut in grouped(curve.cut, itemgetter(1)).items():
@@ -301,7 +301,7 @@ def remarks(curve: Curve) -> Iterator[str]:
 
 
 def skip_note(curve: Curve, concurrency: int) -> str:
-    """Return why an adaptive sweep skipped a load, and the throughput that the saturation law predicts there."""
+    """Return why an adaptive sweep skipped a load, and the throughput predicted there."""
     if concurrency not in curve.unneeded:
         return f"the adaptive sweep ended early: {curve.axes.at(*curve.missing)} was next"
     text = "not needed: the adaptive sweep found the plateau without it"
@@ -322,11 +322,15 @@ def _trust(curve: Curve) -> str:
 
 
 def findings(curve: Curve, tolerance: float, b_half: float | None = None) -> Iterator[tuple[str, str]]:
-    """Yield names of findings with a sentence each. tolerance: gain per doubling below which throughput counts as flat.
-    b_half: half-saturation in sequences; None if it is to be fitted."""
+    """Yield names of findings with a sentence each.
+
+    Args:
+        tolerance: gain per doubling below which throughput is flat.
+        b_half: half-saturation in sequences; None to fit it.
+    """
     yield from _throughput_findings(curve, tolerance)
     yield from _law_findings(curve, b_half)
-    if curve.axes.knob is None:  # external results have nothing else
+    if curve.axes.knob is None:  # because external results have no other data
         yield from _own_findings(curve)
 
 
@@ -335,7 +339,7 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
     if gains:
         reason = sweep.obstacle(curve)
         certain = "" if reason is None else f"; not certain: {reason}"
-        dip = ""  # a stretch that looks like a plateau, were it not for what follows
+        dip = ""  # a flat stretch after which throughput rises again
         for low, again in pairwise(gains):
             if low.value < tolerance <= again.value:
                 flat_text = f"; it is flat from {low.start} to {low.end} ({percent(low.value)}), "
@@ -417,7 +421,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
 
 
 def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
-    # Where the largest load has no counters, small loads would mislead.
+    # If the largest load has no counters, small loads would mislead.
     decoding = [p for p in curve.valid if p.decode_dram is not None and p.decode_tensor is not None]
     if decoding and decoding[-1] is curve.valid[-1]:
         columns = [[hundredths(getattr(p, name)) for p in decoding] for name in ("decode_dram", "decode_tensor")]
@@ -428,10 +432,10 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         yield "decoding", f"while no prompt is processed, {active}, at {loads}"
     seen = [(p.little, p.concurrency) for p in curve.valid if p.little is not None]
     worst, where = max(seen, key=lambda pair: abs(pair[0]), default=(0.0, 0))
-    if percent(abs(worst)) != percent(0.0):  # else nothing differs, to the digits shown
+    if percent(abs(worst)) != percent(0.0):  # else the shown digits do not differ
         apart = f"at most {percent(abs(worst))} apart, at concurrency {where}"
         yield "Little's law", f"requests' own intervals and step trace {apart}"
-    # E2E looks back over a whole request: while a load rises, it is that of a smaller load.
+    # E2E covers a whole request: while a load rises, it is the E2E of a smaller load.
     ratios = [
         (p.requests_per_s * p.e2e_s / p.batch - 1, p.concurrency)
         for p in curve.valid
@@ -482,7 +486,7 @@ BOTH_RATES_NOTE = " Where both rates part, the GPU waits for its host."
 
 
 def sweep_charts(curve: Curve, tolerance: float) -> Iterator[Chart]:
-    """Yield the charts of a sweep over its load, quantiles of latencies, and the course of one window."""
+    """Yield charts over the load, quantiles of latencies, and the course of one window."""
     if not curve.valid:
         return
     flat = curve.plateau(tolerance).value if is_main_sweep(curve) or curve.axes.knob else None
@@ -510,8 +514,10 @@ ENERGY: tuple[Column[tuple[str, Point]], ...] = (
 
 
 def energy_sections(found: Findings) -> Iterator[Section]:
-    """Yield the energy per output token of each model at its largest batch of the paper's table 1. Each power limit has
-    a section, because figures under different limits are of different cards."""
+    """Yield the energy per output token at the largest batches of table 1 (arXiv:2404.03353).
+
+    Each power limit has a section, because different limits are not comparable.
+    """
     shown = [(label, point) for curve, label in found.labelled if (point := at_table_1(curve))]
     for limit, rows in grouped(shown, lambda row: row[1].power_limit_w).items():
         under = "an unknown power limit" if limit is None else f"a power limit of {figure(limit)} W"
@@ -521,8 +527,12 @@ def energy_sections(found: Findings) -> Iterator[Section]:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRow:
-    """Row: a point of those under one load, the first of which the others are compared with. rate: the share of its
-    prompt tokens that a cache of prefixes had."""
+    """A point that is compared with the first under the same load.
+
+    Attributes:
+        among: points under the same load.
+        rate: share of the prompt tokens that came from the prefix cache.
+    """
 
     point: Point
     among: Sequence[Point]
@@ -530,17 +540,15 @@ class ComparedRow:
 
     @property
     def requests(self) -> WorkloadSpec:
-        """Specification of its requests."""
         return self.point.used[0][0].workload.spec
 
     def change(self, what: Figure) -> tuple[str, str]:
-        """Return the cells of the change in a figure, and of its interval."""
+        """Return the cells of the change in a figure and of its interval."""
         first, *others = self.among
         return changed(None if self.point is first else ratio(self.point, first, self.among, what, len(others)))
 
 
 def change_columns(what: Figure, name: str = "") -> tuple[Column[ComparedRow], Column[ComparedRow]]:
-    """Return the columns of the change in a figure of this name, and of its interval."""
     change: Column[ComparedRow] = Column(f"change\n% {name}".rstrip(), lambda row: row.change(what)[0])
     return change, Column(f"95 %\n{name}", lambda row: row.change(what)[1], "left", rank=1)
 
@@ -577,7 +585,7 @@ FORMATS: tuple[Column[ComparedRow], ...] = (
 
 
 def hit_rate_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
-    """Yield each model whose prompts had several shares in common, by the hit rate, then how to read the tables."""
+    """Yield each model with several hit rates of its prefix cache, then a legend."""
     known = [(curve, found) for curve in curves if (found := hit_rates(curve))]
     for curve, found in known:
         rows = [ComparedRow(at.point, [at.point for at in each], at.rate) for each in found.values() for at in each]
@@ -588,8 +596,7 @@ def hit_rate_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
 
 
 def format_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
-    """Yield each model that was asked for structured output beside free text, by the load, then how to read the
-    tables."""
+    """Yield each model with structured output next to free text, then a legend."""
     known = [(curve, pairs) for curve in curves if (pairs := structured_pairs(curve))]
     for curve, pairs in known:
         groups = ([free, *(p for p, _ in found)] for free, found in grouped(pairs, itemgetter(1)).items())
@@ -602,8 +609,12 @@ def format_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """A sweep by one point: where the plateau begins, or the one of most throughput; None if no point is valid. good:
-    the highest load within the SLO."""
+    """A sweep by one point.
+
+    Attributes:
+        point: where the plateau begins, or with the highest throughput; None if none is valid.
+        good: highest load within the SLO.
+    """
 
     label: str
     point: Point | None
@@ -626,7 +637,7 @@ ROWS: tuple[Column[ModelRow], ...] = (
 
 
 def overview_tables(found: Findings) -> list[Table]:
-    """Return a row for each sweep, in a table for each device, without measurements beside the sweeps of a model."""
+    """Return a table for each device with a row for each main sweep, or for other curves of models without one."""
 
     def model(curve: Curve) -> str:
         return curve.spec.model if curve.spec else curve.subject
@@ -655,7 +666,7 @@ def _model_row(curve: Curve, label: str, found: Findings) -> ModelRow:
         plateau = f"past {curve.valid[-1].concurrency}" if flat is None else f"from {flat}"
         plateau += "?" if unsure else ""
         point = next((p for p in curve.valid if p.concurrency == flat), point)
-    # "64", "none" of those measured, ">=512" if a larger one may do as well.
+    # "64", "none", or ">=512" if a larger load may be within the SLO, too.
     highest = goodput_found(goodput_rows(curve, found.slo))[1] if found.slo else None
     good = ""
     if highest:

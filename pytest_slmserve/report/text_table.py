@@ -1,4 +1,4 @@
-"""Numbers as texts, tables that fit a terminal, broken lines, and names with their descriptions."""
+"""Text for terminals: numbers, tables and wrapped lines."""
 
 import math
 import shlex
@@ -22,7 +22,7 @@ SMALLEST_DECIMAL = 6
 
 
 def figure(value: float | None, digits: int = 3) -> str:
-    """Return a number with `digits` significant digits and separators: 16,772, 4.03 or 0.0512."""
+    """Return a number with significant digits, such as "16,800" or "0.0512"; "-" if unknown."""
     if value is None or not math.isfinite(value):
         return ABSENT
     rounded = float(f"{value:.{digits}g}")
@@ -33,17 +33,17 @@ def figure(value: float | None, digits: int = 3) -> str:
 
 
 def milliseconds(seconds: float | None) -> str:
-    """Return seconds in milliseconds, without the unit."""
+    """Return seconds in milliseconds, without unit."""
     return figure(None if seconds is None else 1e3 * seconds)
 
 
 def gib(number: float | None) -> str:
-    """Return bytes in GiB, without the unit."""
+    """Return bytes in GiB, without unit."""
     return figure(None if number is None else number / GIB)
 
 
 def hundredths(share: float | None, *, signed: bool = False) -> str:
-    """Return a share in per cent with one decimal, without the unit."""
+    """Return a share in percent, without unit."""
     if share is None or not math.isfinite(share):
         return ABSENT
     text = f"{100 * share:{'+' if signed else ''}.1f}"
@@ -51,32 +51,32 @@ def hundredths(share: float | None, *, signed: bool = False) -> str:
 
 
 def between(seen: Interval, scale: float = 1.0, unit: str = "") -> str:
-    """Return the 95 % interval in brackets; nothing if the noise is unknown."""
+    """Return the 95 % interval in brackets; empty if the noise is unknown."""
     if seen.low is None or seen.high is None:
         return ""
     return f" (95 %: {figure(scale * seen.low)} to {figure(scale * seen.high)}{unit})"
 
 
 def interval_text(seen: Interval | None, show: Callable[[float], str]) -> str:
-    """Return the 95 % interval, "1.2 to 3.4", or "-" if the noise is unknown."""
+    """Return the 95 % interval as "1.2 to 3.4", or "-" if the noise is unknown."""
     if seen is None or seen.low is None or seen.high is None:
         return ABSENT
     return f"{show(seen.low)} to {show(seen.high)}"
 
 
 def changed(ratio: Interval | None) -> tuple[str, str]:
-    """Return a ratio and its 95 % interval as changes in per cent, "+2.3" and "+1.2 to +3.4"."""
+    """Return a ratio and its 95 % interval as changes in percent: "+2.3", "+1.2 to +3.4"."""
     ends = interval_text(ratio, lambda end: hundredths(end - 1, signed=True))
     return hundredths(None if ratio is None else ratio.value - 1, signed=True), ends
 
 
 def whole(number: int | None) -> str:
-    """Return a whole number with separators, "16,772"."""
+    """Return a number with separators, "16,772"."""
     return ABSENT if number is None else f"{number:,}"
 
 
 def counted(number: int, what: str) -> str:
-    """Return a number of things, "1 launch" or "2 launches"."""
+    """Return a number with its noun: "1 launch" or "2 launches"."""
     plural = "es" if what.endswith(("ch", "s")) else "s"
     return f"{number} {what}{'' if number == 1 else plural}"
 
@@ -85,15 +85,19 @@ Row = TypeVar("Row")
 Side = Literal["left", "right", "center"]
 
 NOT_A_TERMINAL = 100  # columns of a line in a file, or in the log of a workflow, unless COLUMNS says otherwise
-LEAST_WIDTH = 12  # of a column whose cells are broken: in less nobody reads
-NARROWEST = 20  # columns; no sentence is folded or cut to fewer
-GAP = 2  # columns between those of a table
+LEAST_WIDTH = 12  # of a column with wrapped cells
+NARROWEST = 20  # columns; no sentence is wrapped or cut to fewer
+GAP = 2  # spaces between two columns of a table
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Room for text. width: of a line, in columns. every_column: columns of a table that do not fit follow in a further
-    table; else they are left out, and named."""
+    """Terminal layout.
+
+    Attributes:
+        width: of a line, in columns.
+        every_column: whether a further table has the columns that do not fit; else a line names them.
+    """
 
     width: int
     every_column: bool = False
@@ -103,13 +107,17 @@ _LAYOUT: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 def layout() -> Layout:
-    """Return the layout in force: that of `laid_out`, or as wide as the terminal."""
+    """Return the layout of `laid_out`, or one as wide as the terminal."""
     return _LAYOUT.get() or Layout(max(shutil.get_terminal_size((NOT_A_TERMINAL, 24)).columns, NARROWEST))
 
 
 @contextmanager
 def laid_out(width: int | None = None, every_column: bool = False) -> Iterator[None]:
-    """Put a layout in force. width: Defaults to that of the layout in force."""
+    """Set the layout inside a `with` block.
+
+    Args:
+        width: in columns; None keeps the current width.
+    """
     token = _LAYOUT.set(Layout(width or layout().width, every_column))
     try:
         yield
@@ -121,9 +129,10 @@ def laid_out(width: int | None = None, every_column: bool = False) -> Iterator[N
 class Column(Generic[Row]):
     """Column of a table.
 
-    head: Heading of one or two lines, complete in itself, because its neighbours may be left out.
-    cell: Text for a row, "" or "-" if nothing is known.
-    rank: 0 for a column that stays. If the table is too wide, all columns of the highest rank go first.
+    Attributes:
+        head: heading of one or two lines, clear even if its neighbors are hidden.
+        cell: text for a row, "" or "-" if unknown.
+        rank: 0 for a column that stays. In narrow tables, all columns of the highest rank are hidden first.
     """
 
     head: str
@@ -133,13 +142,16 @@ class Column(Generic[Row]):
 
     @property
     def name(self) -> str:
-        """The heading on one line."""
         joined = self.head.replace("-\n", "").replace(" /\n", " / ").replace("/\n", "/").replace("\n_", "_")
         return " ".join(joined.split())
 
 
 def table(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> str:
-    """Return rows below the headings of the columns that tell something. always: see `telling`."""
+    """Return a table without empty columns.
+
+    Args:
+        always: number of first columns that stay in any case.
+    """
     head, body, foot = table_parts(rows, columns, always)
     return "\n".join([*head, *(line for row in body for line in row), *foot])
 
@@ -147,8 +159,10 @@ def table(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) 
 def table_parts(
     rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
 ) -> tuple[list[str], list[list[str]], list[str]]:
-    """Return the lines of the headings, of each row and of the foot, for a caller that shows only some rows. Columns
-    that do not fit the layout go by their rank: the foot names them, or is a table of them."""
+    """Return the lines of the headings, of each row, and of the foot.
+
+    Columns that do not fit are hidden by rank. The foot names them, or is a table of them.
+    """
     kept, room = telling(rows, columns, always), layout()
     cells = {column: [column.cell(row) for row in rows] for column in kept}
     widths = {
@@ -162,7 +176,7 @@ def table_parts(
     shown = kept
     while width(shown) > room.width:
         ranks = {column.rank for column in shown if column.rank}
-        if len(ranks) <= room.every_column:  # those of one rank stay in each of several tables
+        if len(ranks) <= room.every_column:  # with every_column, each table keeps one rank
             break
         shown = [column for column in shown if column.rank != max(ranks)]
     too_wide = width(shown) - room.width
@@ -170,7 +184,7 @@ def table_parts(
         if too_wide > 0 and column.side == "left" and (less := min(too_wide, widths[column] - LEAST_WIDTH)) > 0:
             cells[column] = ["\n".join(wrap(cell, widths[column] - less)) for cell in cells[column]]
             too_wide -= less
-    # Lines of headings are rows: tabulate widens a column beyond its heading, and takes away an empty first line.
+    # Headings are rows, because tabulate widens columns beyond them and removes an empty first line.
     head = list(zip_longest(*(column.head.split("\n") for column in shown), fillvalue=""))
     body = list(zip(*(cells[column] for column in shown)))
     sides = [column.side for column in shown]
@@ -181,7 +195,7 @@ def table_parts(
     others = [column for column in kept if column not in shown]
     if not others:
         return above, below, []
-    if room.every_column:  # below the first columns that always stay: they name a row
+    if room.every_column:  # repeats the first columns of rank 0, which name a row
         keys = list(takewhile(lambda column: not column.rank, kept))
         return above, below, ["", *table(rows, [*keys, *others], len(kept)).split("\n")]
     names = ", ".join(column.name for column in others)
@@ -189,7 +203,7 @@ def table_parts(
 
 
 def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0) -> list[Column[Row]]:
-    """Return the columns in which any row has something to show, and the first `always` in any case."""
+    """Return the columns that are not empty, and always the first `always`."""
     return [
         column
         for number, column in enumerate(columns)
@@ -198,13 +212,12 @@ def telling(rows: Sequence[Row], columns: Sequence[Column[Row]], always: int = 0
 
 
 def hanging(text: str, indent: int) -> str:
-    """Return a text broken into lines, its later ones indented."""
+    """Return wrapped text whose later lines are indented."""
     return fill(text, layout().width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
 
 
 def folded(text: str) -> str:
-    """Return several lines, of which those that are too long are broken and go on below their own indent. Control
-    characters are written out: the name of a file may have some."""
+    """Return text wrapped below each line's indent, with control characters escaped (names of files may have some)."""
     width, text = layout().width, printable(text)
     return "\n".join(
         line if len(line) <= width else hanging(line, len(line) - len(line.lstrip()) + 2) for line in text.split("\n")
@@ -212,7 +225,7 @@ def folded(text: str) -> str:
 
 
 def command_lines(before: str, command: str) -> list[str]:
-    """Return a text and a command of the shell after it, as lines that may be typed together."""
+    """Return a text and a shell command on lines that can be pasted together."""
     lines = [before]
     for word in map(shlex.quote, shlex.split(command)):
         if len(f"{lines[-1]} {word} \\") > layout().width:
@@ -223,6 +236,6 @@ def command_lines(before: str, command: str) -> list[str]:
 
 
 def named_lines(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return a line for each name and its text, the texts below each other."""
+    """Return a line for each name, with aligned texts."""
     width = max((len(name) for name, _ in pairs), default=0) + 2
     return "\n".join(hanging(f"{name:<{width}}{text}", width) for name, text in pairs)

@@ -1,4 +1,4 @@
-"""Verdicts on claims: what was expected, how it came out, the reasons, and what would resolve the inconclusive ones."""
+"""Verdicts on claims: expected result, outcome, reason and remedy."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Outcome = Literal["as expected", "unexpected", "inconclusive"]
 OUTCOMES: dict[Outcome, Colour] = {"as expected": "green", "unexpected": "red", "inconclusive": "yellow"}
 INFORMATIONAL = "informational: "  # in front of the state of a claim without an expected result
 WORDS = {State.PASSES: "passed", State.FAILS: "failed", State.INCONCLUSIVE: "inconclusive"}
-SURPRISES = ("failed", "unexpected pass")  # words of outcomes that break a run
+SURPRISES = ("failed", "unexpected pass")  # words of outcomes that fail a run
 KINDS = (
     "passed",
     "expected failure",
@@ -30,10 +30,11 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class ClaimOutcome:
-    """A verdict with what was expected of it.
+    """Verdict with its expected result.
 
-    words: One of KINDS. Only SURPRISES break a run.
-    why: The reason, and for an unexpected verdict the evidence for what was expected.
+    Attributes:
+        words: one of KINDS. Only SURPRISES fail a run.
+        why: the reason; for an unexpected verdict also the evidence for the expected one.
     """
 
     verdict: Verdict
@@ -44,8 +45,10 @@ class ClaimOutcome:
 
 
 def claim_outcomes(judged: Iterable[Judged], *, strict: bool = False) -> list[ClaimOutcome]:
-    """Return the verdicts with what their rows of the claims table expect. Without a row, and if `strict`, a claim is
-    expected to pass. If either is expected, each state is as expected."""
+    """Return the verdicts with the results that the claims table expects.
+
+    Without a row, or if `strict`, a claim is expected to pass. The expectation "either" accepts each state.
+    """
     found = []
     for verdict, row in judged:
         expected: Expected = "passes" if strict or row is None else row.expected
@@ -67,15 +70,14 @@ def claim_outcomes(judged: Iterable[Judged], *, strict: bool = False) -> list[Cl
 
 
 def by_claim(outcomes: Iterable[ClaimOutcome]) -> dict[str, list[ClaimOutcome]]:
-    """Return the verdicts of each claim, in the order of the claims table."""
+    """Return the verdicts by claim, in the order of the claims table."""
     order = {name: number for number, name in enumerate(CLAIMS)}
     found = sorted(outcomes, key=lambda each: order.get(each.verdict.claim, len(order)))
     return grouped(found, lambda each: each.verdict.claim)
 
 
 def verdict_lines(outcomes: Sequence[ClaimOutcome]) -> Iterator[tuple[str, Colour | None]]:
-    """Yield a line for each verdict below the statement of its claim, and how many of each kind there are; each with
-    its colour."""
+    """Yield colored lines: the verdicts below their claims, then the tally."""
     longest = max((len(each.verdict.subject) for each in outcomes), default=0)
     width = min(longest, layout().width // 3)  # so that a long subject leaves room for its reason
     states = max((len(each.words) for each in outcomes), default=0)
@@ -89,7 +91,6 @@ def verdict_lines(outcomes: Sequence[ClaimOutcome]) -> Iterator[tuple[str, Colou
 
 
 def by_outcome(outcomes: Iterable[ClaimOutcome]) -> dict[str, list[Verdict]]:
-    """Return the verdicts by the words for their outcome, in the order of KINDS."""
     found: dict[str, list[Verdict]] = {kind: [] for kind in KINDS}
     for each in outcomes:
         found[each.words].append(each.verdict)
@@ -97,13 +98,13 @@ def by_outcome(outcomes: Iterable[ClaimOutcome]) -> dict[str, list[Verdict]]:
 
 
 def plural(words: str, count: int) -> str:
-    """Return the words for the outcome of this number of claims: "expected failures", "unexpected passes"."""
+    """Return the words for one or several outcomes: "unexpected passes"."""
     ending = {"expected failure": "s", "unexpected pass": "es"}.get(words, "")
     return f"{words}{ending if count > 1 else ''}"
 
 
 def tally(kinds: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return the number of verdicts of each kind: "16 passed, 5 expected failures; informational: 2 failed"."""
+    """Return the number of verdicts by kind: "16 passed, 5 expected failures; informational: 2 failed"."""
     counts = {kind: plural(kind.removeprefix(INFORMATIONAL), len(each)) for kind, each in kinds.items() if each}
     told = {kind: f"{len(kinds[kind])} {words}" for kind, words in counts.items()}
     expected = ", ".join(text for kind, text in told.items() if not kind.startswith(INFORMATIONAL))
@@ -112,13 +113,14 @@ def tally(kinds: Mapping[str, Sequence[Verdict]]) -> str:
 
 
 def unexpected(kinds: Mapping[str, Sequence[Verdict]]) -> list[str]:
-    """Return a sentence on each verdict that is not as expected."""
     return [f"{word}: {v.claim}, {v.subject}: {v.why}" for word in SURPRISES for v in kinds[word]]
 
 
 def inconclusive(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]) -> Iterator[str]:
-    """Yield a sentence for each reason, or for what would resolve it, behind its claims, since a narrow terminal cuts
-    the end: "throughput-plateau (opt-125m; opt-1.3b), energy-per-token (5 verdicts): inconclusive, ..."."""
+    """Yield a sentence for each remedy, with the claims first because a narrow terminal cuts the end.
+
+    For example "throughput-plateau (opt-125m), energy-per-token (5 verdicts): inconclusive, ...".
+    """
     for what, verdicts in grouped(kinds["inconclusive"], lambda verdict: remedy(verdict, curves)).items():
         subjects = grouped(verdicts, lambda verdict: verdict.claim)
         each = (
@@ -129,7 +131,7 @@ def inconclusive(kinds: Mapping[str, Sequence[Verdict]], curves: Sequence[Curve]
 
 
 def remedy(verdict: Verdict, curves: Sequence[Curve]) -> str:
-    """Return what would decide an inconclusive verdict, or the reason if no measurement of the same kind would."""
+    """Return how to resolve an inconclusive verdict, or its reason if repeats would not help."""
     repeats = max((len(point.repeats) for curve in curves for point in curve.points), default=1)
     mode = next((f"{curve.environment.mode} " for curve in curves if curve.environment), "")
     if verdict.remedy:

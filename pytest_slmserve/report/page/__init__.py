@@ -1,1 +1,1 @@
-"""One HTML file for readers: the findings as charts and tables, with the records inside. It needs no network."""
+"""The HTML report: one file with charts, tables and records, which needs no network."""

@@ -1,7 +1,6 @@
 """Charts as Vega-Lite specifications: plain dicts, whose values tests can read.
 
-Each chart is made once. An HTML report draws it in the colors of the page, and `pictures` puts a frame around it. The
-colors of marks can be told apart by all eyes on a light and on a dark ground.
+The colors of marks are distinct with any color vision, on a light and on a dark background.
 """
 
 import math
@@ -34,11 +33,11 @@ from pytest_slmserve.schema.records import Measurement
 Spec = dict[str, Any]
 Values = list[dict[str, Any]]
 
-# Okabe and Ito: told apart by all eyes.
+# Okabe and Ito: distinct with any color vision.
 BLUE, RED, GREEN, PINK, SKY, YELLOW = COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 GREY = "#8a8a8a"
-STATES = {  # of a verdict: color and shape
+STATES = {  # color and shape of a verdict
     State.PASSES.value: (GREEN, "circle"),
     State.FAILS.value: (RED, "cross"),
     State.INCONCLUSIVE.value: (GREY, "diamond"),
@@ -62,9 +61,9 @@ PLANE_NOTE = (
 )
 DASHES = [5, 4]
 STROKES = ([1, 0], [5, 4], [2, 3], [8, 3, 2, 3])  # solid, dashed, dotted, both
-SAMPLES = 60  # of a smooth line
+SAMPLES = 60  # points of a smooth line
 FIRST_RELEASE = "first release"
-STEP_LOOKS = {  # of a release, by what became of the metric since the one before: color and shape
+STEP_LOOKS = {  # color and shape of a release, by the change since the one before
     FIRST_RELEASE: (BLUE, "circle"),
     changes.WORDS[changes.Judgement.BETTER]: (GREEN, "triangle-up"),
     changes.WORDS[changes.Judgement.WORSE]: (RED, "cross"),
@@ -74,8 +73,8 @@ STEP_LOOKS = {  # of a release, by what became of the metric since the one befor
     changes.TOO_FEW: (GREY, "triangle-right"),
     changes.NOT_COMPARABLE: (GREY, "diamond"),
 }
-FARTHEST = 3.0  # times the span of the estimates: an interval that goes on beyond leaves the chart
-SENSED = (  # what a course of sensors shows: unit, name, number and factor
+FARTHEST = 3.0  # times the span of the estimates, then an interval is cut
+SENSED = (  # unit, name, number and factor of each sensor over time
     ("%", "SM active", sensors.SM_ACTIVE, 100.0),
     ("%", "DRAM active", sensors.DRAM_ACTIVE, 100.0),
     ("%", "tensor active", sensors.TENSOR_ACTIVE, 100.0),
@@ -85,7 +84,7 @@ SENSED = (  # what a course of sensors shows: unit, name, number and factor
     ("ms", "host-speed probe", sensors.PROBE, 1e3),
     ("ms", "its CPU time", sensors.PROBE_CPU, 1e3),
 )
-PARTS = 150  # of a window in time: as many as eyes tell apart
+PARTS = 150  # of a window, the most that a reader can distinguish
 PADDING = 10  # pixels between marks and the end of an axis
 ROW = 26  # pixels of an interval's row
 
@@ -100,7 +99,7 @@ TICK: Spec = {"type": "tick", "aria": False}
 
 
 def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Interval]:
-    """Return the 95 % interval of each point's mean; the noise is that of all these points."""
+    """Return the 95 % interval of each point's mean, by the noise of all these points."""
     if any(not (values := what(point)) or min(values) <= 0 for point in points):  # a ratio to 0 has no interval
         return [Interval(math.nan) for _ in points]
     seen = point_differences(points, what)
@@ -108,16 +107,19 @@ def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Inter
 
 
 def interval_row(x: Any, seen: Interval, series: str, hollow: object = False) -> dict[str, Any]:
-    """Return a row of `line_chart`. hollow: whether the point is not filled."""
     return {"x": x, "y": seen.value, "low": seen.low, "high": seen.high, "series": series, "hollow": bool(hollow)}
 
 
 def point_rows(
     points: Sequence[Any], field: str, series: str, scale: float = 1.0, unit: str = "", noise: bool = True, **more: Any
 ) -> Values:
-    """Return a row of `line_chart` for each point at which a figure is known: its load, the figure, its interval from
-    the repeats, and whether the point is degraded. unit: of the figure times `scale`. noise: whether to compute
-    intervals, which takes time. more: further entries of each row."""
+    """Return a row of `line_chart` for each point with a known figure.
+
+    Args:
+        unit: of the figure times `scale`.
+        noise: whether to compute intervals, which takes time.
+        more: further entries of each row.
+    """
     known = [p for p in points if (value := getattr(p, field, None)) is not None and math.isfinite(value)]
     own = {"output_tokens_per_s": output_rate, "tokens_per_busy_s": busy_rate, "e2e_s": e2e_s}
     what = own.get(field) or figure_named(field)
@@ -133,7 +135,12 @@ def point_rows(
 
 
 def axis(channel: str, title: str, scale: str = "linear", domain: Sequence[float] = (), **ticks: Any) -> Spec:
-    """Return an axis of numbers. scale: "linear" from 0, or "log". domain: both ends, unless the data tell them."""
+    """Return an axis of numbers.
+
+    Args:
+        scale: "linear" from 0, or "log".
+        domain: both ends; empty to take them from the data.
+    """
     kind: Spec = {"type": scale, "nice": False, "padding": PADDING} if scale == "log" else {"type": scale, "zero": True}
     told: Spec = {"format": "~s" if title == TOKENS_PER_S else ",.6~r", "labelOverlap": True}
     told |= {"gridOpacity": 0.5} if scale == "log" else {}
@@ -143,7 +150,7 @@ def axis(channel: str, title: str, scale: str = "linear", domain: Sequence[float
 
 
 def share_axis(title: str) -> Spec:
-    """Return an axis from 0 to 100 % for shares."""
+    """Return an axis from 0 to 100 %."""
     return axis("x", title, domain=(0, 1.02), format=".0%", values=[0, 0.25, 0.5, 0.75, 1], gridOpacity=0.7)
 
 
@@ -158,15 +165,19 @@ def row_axis(names: Iterable[str]) -> Spec:
 
 
 def named_looks(field: str, names: Iterable[str], looks: Iterable[Any], legend: Spec | None = None) -> Spec:
-    """Return the encoding that gives each name of a field its look: a color, a shape or dashes."""
+    """Return an encoding of names as colors, shapes or dashes."""
     scale = {"domain": [*names], "range": [*looks]}
     return {"field": field, "type": "nominal", "title": None, "scale": scale, "legend": legend}
 
 
 def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | None = None) -> Spec:
-    """Return the encodings of color and shape that tell series apart. looks: both of each name, if they have one."""
+    """Return the encodings of color and shape that distinguish series.
+
+    Args:
+        looks: color and shape of each name; None for default ones.
+    """
     several = len(COLOURS)
-    numbers = range(max(len(names), 2 * several))  # a page that is laid beside this one has further names
+    numbers = range(max(len(names), 2 * several))  # a report that is compared with this one adds names
     each = [(COLOURS[i % several], SHAPES[(i + i // several) % len(SHAPES)]) for i in numbers]
     colours, shapes = zip(*([looks[name] for name in names] if looks else each))
     long = max(map(len, names), default=0) > 40
@@ -179,8 +190,13 @@ def series_looks(names: Sequence[str], looks: Mapping[str, tuple[str, str]] | No
 
 
 def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding: Any) -> Spec:
-    """Return a layer of a chart. An encoding that is a text names its field, on the axis of the chart. values: rows of
-    this layer; None if it draws those of the chart. where: expression that chooses rows."""
+    """Return a layer of a chart.
+
+    Args:
+        values: rows; None for those of the chart.
+        where: expression that chooses rows.
+        encoding: by channel; a text names a field.
+    """
     encoded = {channel: {"field": what} if isinstance(what, str) else what for channel, what in encoding.items()}
     made: Spec = {"mark": mark, "encoding": encoded}
     if values is not None:
@@ -191,14 +207,14 @@ def layer(mark: Spec, values: Values | None = None, where: str = "", **encoding:
 
 
 def whiskers(low: str = "low", high: str = "high", along: str = "y", width: float = 1.5, **encoding: Any) -> Spec:
-    """Return the layer of the intervals between two fields, of rows whose noise is known. along: their axis."""
+    """Return the layer of the intervals between two fields."""
     ends: Spec = {along: low, f"{along}2": high}
     mark = {**RULE, "strokeWidth": width, "clip": True}
     return layer(mark, where=f"isValid(datum.{low}) && isValid(datum.{high})", **ends, **encoding)
 
 
 def guide(values: Values) -> Spec:
-    """Return the layer of a dashed gray line through points."""
+    """Return the layer of a dashed gray line."""
     return layer({**LINE, "color": GREY, "strokeDash": DASHES, "strokeWidth": 1.2}, values, x="x", y="y")
 
 
@@ -230,18 +246,17 @@ def line_chart(
     description: str = "",
     height: int = 300,
 ) -> Spec:
-    """Return a chart of one or several series: points with their intervals, joined in the order of x.
+    """Return a chart of series: points with their intervals, joined in the order of x.
 
     Args:
         rows: x, y, low and high (optional), series, hollow (not filled), stroke, order and text (optional), predicted
-            (dashed interval), shown (the value as a page shows it).
-        names: All series in the order of their colors. By default those of the rows.
-        looks: Color and shape of each series, if they have a meaning.
-        strokes: Kinds of line of one series, solid first; `stroke` of each row is one of them.
-        rules: Lines across the chart at an x or a y, each with a text.
-        joined: Whether a line joins the points.
-        dots: Whether points and intervals are drawn.
-        under: Further layers behind all others.
+            (dashed interval), shown (the value in the tooltip).
+        names: all series in the order of their colors. By default those of the rows.
+        looks: color and shape of each series, if they have a meaning.
+        strokes: kinds of line, solid first; `stroke` of each row is one of them.
+        rules: lines across the chart at an x or a y, with an optional text.
+        dots: whether points and intervals are drawn.
+        under: layers behind all others.
     """
     look = series_looks(names or list(looks or dict.fromkeys(row["series"] for row in rows)), looks)
     color = look["color"]
@@ -279,10 +294,14 @@ def line_chart(
 
 
 def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> Spec:
-    """Return output tokens/s of one or several sweeps over the load: intervals, fitted laws (solid), rooflines and
-    predicted loads (dashed). A ring is where a plateau begins. Sweeps with the same roofline share its line. The only
-    sweep has its tokens per busy second beside, if they are known (dotted). flat: the load from which on it is flat;
-    its plateau is shaded, without a ring."""
+    """Return the throughput of sweeps over the load.
+
+    Fitted laws are solid. Rooflines and predicted loads are dashed, and sweeps with one roofline share its line. Rings
+    mark where plateaus begin. A single sweep has its tokens per busy second (dotted) and a shaded plateau.
+
+    Args:
+        flat: load at which the plateau of a single sweep begins.
+    """
     names, axes, single = [name for name, _ in named], named[0][1].axes, named[0][1] if len(named) == 1 else None
     of, points, rings, laws, predicted = ", ".join(names), *(list[dict[str, Any]]() for _ in range(4))
     busy = point_rows(single.valid, "tokens_per_busy_s", PER_BUSY_S, unit="tokens/s") if single else []
@@ -329,7 +348,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
     rules: Values = []
     if single:
         least, largest, full = single.valid[0].concurrency, single.valid[-1].concurrency, single.kv_capacity
-        if flat is not None and flat < largest:  # the loads of the plateau, shaded
+        if flat is not None and flat < largest:  # shades the loads of the plateau
             shade = {"type": "rect", "opacity": 0.12, "color": GREEN, "aria": False}
             under.insert(0, layer(shade, [{"from": flat, "to": largest}], x="from", x2="to"))
         if full and least < full < largest:
@@ -339,8 +358,7 @@ def throughputs(named: Sequence[tuple[str, Curve]], flat: int | None = None) -> 
 
 
 def load_charts(curve: Curve) -> Iterator[Chart]:
-    """Yield charts over the loads of a sweep: latencies in ms, the sequences of an engine step, the use of the device
-    in per cent, and the energy of an output token in mJ."""
+    """Yield latencies, batch, use of the device, and energy per token over the loads of a sweep."""
     x = load_axis([*(p.concurrency for p in curve.valid), *(p.concurrency for p in curve.predictions)])
 
     def drawn(rows: Values, y: Spec, words: str, height: int = 200, **more: Any) -> Spec | None:
@@ -365,7 +383,7 @@ def load_charts(curve: Curve) -> Iterator[Chart]:
 
 
 def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
-    """Return output tokens/s against mean E2E; points that another one beats are hollow."""
+    """Return output tokens/s over mean E2E. Points are hollow if another one beats them."""
     rows: Values = []
     for label, curve in curves:
         front = {point.concurrency for point in curve.pareto_front()}
@@ -383,8 +401,11 @@ def pareto(curves: Sequence[tuple[str, Curve]]) -> Spec:
 
 
 def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, description: str) -> Spec | None:
-    """Return a bar for each subject, of parts one behind the other; None without parts. looks: the color of each
-    series, in the order of the key."""
+    """Return a stacked bar for each subject; None without parts.
+
+    Args:
+        looks: color of each series, in the order of the legend.
+    """
     if not parts:
         return None
     ends: dict[str, float] = {}
@@ -405,7 +426,11 @@ def stacked_bars(parts: Values, looks: Mapping[str, str], title: str, descriptio
 
 
 def bars(rows: Values, x_title: str, y_title: str) -> Spec:
-    """Return a chart of bars, side by side for each name. rows: x (a name), y, series, low and high, text."""
+    """Return bars, side by side for each name.
+
+    Args:
+        rows: x (a name), y, series, and optional low, high and text.
+    """
     names = list(dict.fromkeys(row["series"] for row in rows))
     sort = list(dict.fromkeys(row["x"] for row in rows))
     ticks = {"labelAngle": -25 if sum(map(len, sort)) > 50 else 0, "labelLimit": 200}
@@ -423,7 +448,11 @@ def bars(rows: Values, x_title: str, y_title: str) -> Spec:
 
 
 def quantiles(name: str, values: Values, of: str = CONCURRENCY) -> Spec:
-    """Return the share of requests over their latency, a line for each load. of: what a load is."""
+    """Return the share of requests over their latency, by load.
+
+    Args:
+        of: name of a load in the legend.
+    """
     legend = {"orient": "bottom", "columns": 6, "symbolType": "stroke"}
     scale = {"scheme": {"name": "viridis", "extent": [0.15, 0.9]}}
     color = {"field": "load", "type": "ordinal", "title": of, "scale": scale, "legend": legend}
@@ -433,8 +462,11 @@ def quantiles(name: str, values: Values, of: str = CONCURRENCY) -> Spec:
 
 
 def timeline(measurement: Measurement, group: str) -> Iterator[Chart]:
-    """Yield the course of one window: engine steps, then sensors. A line has the means over equal parts of the window.
-    group: heading of the charts."""
+    """Yield engine steps and sensors of one window, as means over equal parts of it.
+
+    Args:
+        group: heading of the charts.
+    """
     run, sensed = measurement.run, measurement.run.telemetry
     steps, (opens, closes) = run.steps, run.window_s
     courses: list[tuple[str, str, Sequence[float], Sequence[float | None], float]] = [
@@ -461,14 +493,18 @@ def timeline(measurement: Measurement, group: str) -> Iterator[Chart]:
 
 # Charts of verdicts
 
-Estimate = tuple[str, Interval, float | None, State, str]  # subject, value, bound, what became of it, value for people
+Estimate = tuple[str, Interval, float | None, State, str]  # subject, value, threshold, state, value as text
 
 
 def axis_ends(
     estimates: Sequence[float], ends: Iterable[float | None], reach: float, room: float
 ) -> tuple[float, float]:
-    """Return the ends of an axis: all estimates, as much of their intervals as lies within `reach` of them, and room
-    around, as a share of that."""
+    """Return the ends of an axis for estimates and their intervals.
+
+    Args:
+        reach: distance from the estimates beyond which intervals are cut.
+        room: margin, as a share of the axis.
+    """
     known = [end for end in ends if end is not None]
     least = min([*estimates, max(min(estimates) - reach, min(known, default=math.inf))])
     most = max([*estimates, min(max(estimates) + reach, max(known, default=-math.inf))])
@@ -479,8 +515,11 @@ def axis_ends(
 def interval_chart(
     found: Sequence[Estimate], x_title: str, description: str, others: Sequence[float] = (), under: Sequence[Spec] = ()
 ) -> Spec | None:
-    """Return estimates with their intervals, a row for each, and the bound of each as a line across its row; None
-    without estimates. others: further values that the axis reaches. under: further layers behind all others."""
+    """Return a row for each estimate with its interval and threshold; None without any.
+
+    Args:
+        others: further values on the axis.
+    """
     if not found:
         return None
     values: Values = []
@@ -504,7 +543,7 @@ def interval_chart(
 
 
 def forest(verdicts: Sequence[Verdict]) -> Spec | None:
-    """Return the interval of each verdict of a claim against its threshold; None if no verdict has a value."""
+    """Return the interval of each verdict with its threshold; None if no verdict has a value."""
     found = [
         (v.subject, Interval(v.value, v.low, v.high), v.threshold, v.state, shown(v.value))
         for v in verdicts
@@ -514,7 +553,7 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
 
 
 def gate_forest(compared: Sequence[Comparison]) -> Spec | None:
-    """Return candidate over baseline of each endpoint: pairs, estimate with interval, and the margin if it is gated."""
+    """Return candidate over baseline of each endpoint: pairs, interval, and margin."""
     found: list[Estimate] = []
     pairs: Values = []
     for each in compared:
@@ -534,7 +573,7 @@ def margin_at(seen: Comparison) -> float:
 
 
 def interim(found: Comparison) -> Spec:
-    """Return the mean ratio of an endpoint at each interim analysis, with the boundaries and the margin."""
+    """Return the mean ratio at each interim analysis, with boundaries and margin."""
     rows = [
         {"x": each.pairs, "y": ratio, "series": name, "shown": f"{ratio:.4f}"}
         for name, field in INTERIM.items()
@@ -549,8 +588,7 @@ def interim(found: Comparison) -> Spec:
 
 
 def history(found: changes.ReleaseHistory) -> tuple[Spec, list[str]]:
-    """Return one metric over releases, and the releases whose interval goes on beyond the chart, because the axis
-    leaves steps visible. A line joins releases that can be compared."""
+    """Return a metric over releases with lines between comparable ones, and releases whose interval is cut."""
     metric, run, rows = changes.METRICS[found.metric], 0, list[dict[str, Any]]()
     for each in found.releases:
         run += each.step_words == changes.NOT_COMPARABLE  # number of the line that the release lies on

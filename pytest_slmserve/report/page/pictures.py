@@ -1,7 +1,4 @@
-"""Pictures of archives as PNG and SVG files: charts of `charts` with a title, a width, and the theme of the page.
-
-Every picture is one or more panels. `vl-convert-python` draws them offline.
-"""
+"""Charts as PNG and SVG files with the theme of the HTML report, which `vl-convert-python` draws offline."""
 
 import json
 import math
@@ -31,7 +28,7 @@ from pytest_slmserve.report.page.charts import CONCURRENCY, PERCENTILES, TOKENS_
 from pytest_slmserve.report.text_table import figure as digits
 from pytest_slmserve.schema.errors import BadUsage, Sharing, write_file
 
-WIDTH, SCALE = 900, 2  # of a picture in pixels, and of its PNG
+WIDTH, SCALE = 900, 2  # pixels of a picture, and factor of its PNG
 MARGIN = 90  # pixels of a panel's width that its axis takes
 CONFIG: Spec = {  # the page's light theme
     "font": "DejaVu Sans, Arial, sans-serif",
@@ -53,7 +50,7 @@ CONFIG: Spec = {  # the page's light theme
     "tick": {"color": "#1b1f24"},
     "point": {"strokeWidth": 1.5},
 }
-ENOUGH = 4  # loads of a model whose throughput is shown relative to its largest
+ENOUGH = 4  # fewest loads of a model with relative throughput
 SHARINGS: dict[Sharing, str] = {
     "time-slicing": "time slicing",
     "mps": "MPS",
@@ -68,15 +65,15 @@ Named = Sequence[tuple[str, Curve]]  # curves with their labels
 
 
 class Gauge(NamedTuple):
-    """A figure that a panel shows, by a field of a point."""
+    """Figure of a panel, from a field of a point."""
 
     heading: str
     field: str
-    # A share from 0 to 1; as it is; a ratio to one engine, under the same load ("ratio") or under any ("relative"). Of
-    # a sweep: relative to its largest, or in ms.
+    # Share from 0 to 1; unchanged; ratio to one engine, under the same load ("ratio") or under any ("relative"). In a
+    # sweep: relative to its largest throughput, or in ms.
     kind: Literal["share", "amount", "ratio", "relative", "ms"] = "share"
     second: str = ""  # field of a second line: the largest readings of a sensor, or another percentile
-    reach: float | None = None  # what a sensor reads at the achievable peak
+    reach: float | None = None  # value of a sensor at the achievable peak
 
 
 SMS = (
@@ -108,8 +105,13 @@ DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture, named as its file. origins: device, release and lengths of the requests, for the title. panels: its
-    charts, in rows of `columns`; none if it cannot be drawn. why_not: what is missing then."""
+    """Picture, named like its file.
+
+    Attributes:
+        origins: device, release and lengths of the requests.
+        panels: in rows of `columns`; empty if nothing can be drawn.
+        why_not: what is missing in that case.
+    """
 
     name: str
     origins: tuple[str, ...] = ()
@@ -119,7 +121,7 @@ class Picture:
 
 
 def pictures(found: Findings) -> list[Picture]:
-    """Return all pictures of gates, sweeps, replicas, rates and jobs, in the order of the documentation."""
+    """Return all pictures, in the order of the documentation."""
     curves, slo = [c for c in found.curves if c.valid or any(point.valid for point in c.shared)], found.slo
     named = list(zip(labels(curves), curves))
     sweeps = [(name, curve) for name, curve in named if curve.valid]
@@ -164,8 +166,11 @@ def _gates(gates: Sequence[Gated]) -> list[Picture]:
 
 
 def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) -> list[str]:
-    """Draw every picture that there are measurements for as a file, and return a line for each, drawn or not. Raises
-    BadUsage if there is nothing to draw, if vl-convert-python is not installed, or if a file cannot be written."""
+    """Draw every picture that has measurements, and return a line for each, drawn or not.
+
+    Raises:
+        BadUsage: if there is nothing to draw, vl-convert-python is missing, or a file cannot be written.
+    """
     drawn, lines = pictures(found), []
     if not any(picture.panels for picture in drawn):
         why = "there is no sweep, no job, no request rate, no ramp and no gate to draw"
@@ -196,12 +201,11 @@ def draw_pictures(found: Findings, folder: Path, form: Literal["png", "svg"]) ->
 
 
 def whole_picture(picture: Picture) -> Spec:
-    """Return one specification of all panels, 900 pixels wide, with title, legend and the theme of the page."""
     columns = min(picture.columns, len(picture.panels))
     panels = []
     for panel in picture.panels:
         height = max(panel["height"], 300) if columns > 1 else panel["height"]
-        values = panel["data"].get("values", [])  # without a name, which all panels would share, and the values with it
+        values = panel["data"].get("values", [])  # no name, because panels of one name share values
         panels.append({**panel, "width": WIDTH // columns - MARGIN, "height": height, "data": {"values": values}})
     heading = {"text": picture.name.replace("-", " "), "subtitle": list(picture.origins), "anchor": "start"}
     resolve = {"scale": {"color": "shared", "shape": "shared", "strokeDash": "shared"}}
@@ -214,8 +218,7 @@ def _origins(named: Iterable[tuple[str, Curve]]) -> tuple[str, ...]:
 
 
 def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str = "", slo: Slo | None = None) -> Picture:
-    """Return figures over the concurrency, a panel for each that is known, in which each curve has the color of its
-    place. The second line of a figure is dashed. The time without a kernel is shown only next to another figure."""
+    """Return a panel for each known gauge over the concurrency, with dashed lines for second fields."""
     panels, seen = list[Spec](), dict[str, Curve]()
     x = charts.load_axis(point.concurrency for _, curve in sweeps for point in curve.valid)
     for gauge in gauges:
@@ -228,6 +231,7 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
             rows += charts.point_rows(curve.valid, field, series, scale, unit, noise=waits, stroke=stroke)
         if gauge.field == "engine_active":
             rows = [row | {"y": idle_share(row["y"])} for row in rows]
+        # The time without a kernel is shown only next to another figure.
         if rows and (panels or gauge.field != "engine_active"):
             there = {row["series"] for row in rows}
             seen |= {series: curve for series, curve in sweeps if series in there}
@@ -239,8 +243,7 @@ def _over_load(name: str, sweeps: Named, gauges: Iterable[Gauge], unknown: str =
 
 
 def _utilisation(sweeps: Named) -> Picture:
-    """Throughput over GPU utilisation and over SM active (arXiv:2404.03353, figure 8): the first is at its end while
-    the other still grows. A model with one known load is excluded."""
+    """Return throughput over GPU utilization and SM active (arXiv:2404.03353, figure 8)."""
     several = [(name, c) for name, c in sweeps if sum(p.gpu_util is not None for p in c.valid) > 1]
     panels = []
     for heading, field in (("GPU utilisation (some kernel ran)", "gpu_util"), (SMS[0].heading, SMS[0].field)):
@@ -260,9 +263,7 @@ def _utilisation(sweeps: Named) -> Picture:
 
 
 def _energy(sweeps: Named) -> Picture:
-    """Power and energy per output token of each model at its largest batch of table 1 (arXiv:2404.03353, figure 4).
-    Bars are means of the repeats, lines reach from the smallest to the largest. Measurements under different power
-    limits are of different cards, so each limit has bars of its own."""
+    """Return power and energy at the largest batches of table 1 (arXiv:2404.03353, figure 4)."""
     bars: dict[str, Values] = {"power_w": [], "energy_per_token_j": []}
     seen = []
     for name, curve in sorted(
@@ -270,6 +271,7 @@ def _energy(sweeps: Named) -> Picture:
     ):
         point = evidence.at_table_1(curve)
         known = [s for s in point.each if s.power_w is not None and s.energy_per_token_j is not None] if point else []
+        # Different power limits are not comparable, so each has its own bars.
         by_limit = grouped(known, lambda s: None if s.power_limit_w is None else round(s.power_limit_w))
         for limit in sorted(by_limit, key=lambda limit: -(limit or 0)):
             told = "power limit not known" if limit is None else f"power limit {limit} W"
@@ -287,7 +289,7 @@ def _energy(sweeps: Named) -> Picture:
 
 
 class ReplicaSet(NamedTuple):
-    """Replicas of one model under one load, each beside one engine alone."""
+    """Replicas of one model under one load, each paired with a single engine."""
 
     name: str
     model: str
@@ -295,10 +297,6 @@ class ReplicaSet(NamedTuple):
 
 
 def _replicas(named: Named) -> list[Picture]:
-    """Return the four pictures of replicas; none if no replicas of one model were measured. The use of the device is
-    that of arXiv:2404.03353, figure 7: busy comes from the profiling counters if they are known, else from NVML's
-    samples."""
-
     def setting(pair: PairReplicas) -> str:
         part = f", {pair[0].thread_percentage} % of the SMs each" if pair[0].thread_percentage else ""
         return f"concurrency {pair[0].concurrency}{', pinned' if pair[0].pinned else ''}{part}"
@@ -309,6 +307,7 @@ def _replicas(named: Named) -> list[Picture]:
         pairs = [pair for way in SHARINGS for pair in sorted(compared(curve, way), key=lambda pair: pair[0].count)]
         for words, alike in grouped(pairs, setting).items():
             found.append(ReplicaSet(f"{name}, {words}", curve.subject, grouped(alike, lambda pair: pair[0].sharing)))
+    # arXiv:2404.03353, figure 7; busy by profiling counters if known, else by NVML
     counters = any(pair[0].engine_active for each in found for pairs in each.pairs.values() for pair in pairs)
     device, blind = [BUSY[0 if counters else 1], *DEVICE], "no sensor told what the device did while replicas ran"
     ways = [way for way in SHARINGS if any(way in each.pairs for each in found)]
@@ -325,7 +324,7 @@ def _replicas(named: Named) -> list[Picture]:
 
 
 def _by_count(gauge: Gauge, pairs: Sequence[PairReplicas]) -> list[tuple[int, Interval, bool]]:
-    """Return numbers of engines with a figure and whether it is degraded; but for ratios, one engine is the first."""
+    """Return number of engines, figure and degradation; except for ratios, one engine is first."""
     field = gauge.field
     if gauge.kind == "ratio":
         ratios = [(pair, ratio(*pair) if field == RATE else figure_ratio(pair[1], pair[0], field)) for pair in pairs]
@@ -350,14 +349,12 @@ def _over_counts(
     why: str = "no request ended in a window",
     columns: int = 2,
 ) -> Picture:
-    """Return figures by the number of engines, a panel for each way and figure, in which the sets stand side by side.
-    All ratios have one axis: as far as the intervals, which count only from half of their value to twice it."""
     placed = []
     for way, figure in product(ways, figures):
         each = [(number, *one) for number, of in enumerate(found) for one in _by_count(figure, of.pairs.get(way, []))]
         placed += [(way, figure, each)] if each else []
     counts = sorted({count for *_, each in placed for _, count, *_ in each})
-    ends = [0.9, 1.1]
+    ends = [0.9, 1.1]  # of the axis of all ratios, without far ends of intervals
     for seen in (seen for *_, each in placed for _, _, seen, _ in each):
         ends += [seen.value, *(end for end in (seen.low, seen.high) if end and 0.5 <= end / seen.value <= 2)]
     names, panels = [each.name for each in found], []
@@ -379,8 +376,7 @@ def _over_counts(
 
 
 def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Picture:
-    """Gain of replicas that share a GPU over the time in which one engine runs a kernel, whatever the load. Engines
-    that take turns gain at most one over that share."""
+    """Return the gain of replicas that share a GPU over the busy time of one engine."""
     pairs = {way: [(each.model, pair) for each in found for pair in each.pairs.get(way, [])] for way in ways}
     alone = [pair[1] for each in pairs.values() for _, pair in each]
     busy = "engine_active" if any(point.engine_active for point in alone) else "gpu_util"
@@ -394,6 +390,7 @@ def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Pictu
     }
     gains = [row["y"] for each in rows.values() for row in each]
     least, most = min([0.9, *gains]) - 0.05, 1.1 * max(gains, default=1.0)
+    # Engines that take turns gain at most one over the busy time.
     turns = charts.guide([{"x": each / 100, "y": 100 / each} for each in range(math.ceil(100 / most), 101)])
     y, names = axis("y", GAIN, domain=(least, most)), list(dict.fromkeys(each.model for each in found))
     one = [{"y": 1, "text": "one engine"}]
@@ -407,8 +404,7 @@ def _replica_busy(found: Sequence[ReplicaSet], ways: Sequence[Sharing]) -> Pictu
 
 
 def _several_gpus(named: Named) -> list[Picture]:
-    """What each number of GPUs serves, in all and of each GPU, and what the KV blocks of one engine serve, each under
-    the load with the most tokens/s. Ways: one engine over all GPUs, and replicas on GPUs of their own."""
+    """Return the highest throughput by number of GPUs, in all and per GPU, and by KV blocks."""
     over_all = "one engine over all"
     several = [(name, curve) for name, curve in named if on_several_gpus(curve)]
     total, blocks = list[dict[str, Any]](), list[dict[str, Any]]()
@@ -445,15 +441,15 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
     def by_model(
         chosen: Callable[[Sequence[JobPoint]], list[JobPoint]], varied: Callable[[JobPoint], Any]
     ) -> list[list[JobPoint]]:
-        """Comparable jobs of each model and host, if the drawn quantity takes more than one value."""
         groups = [chosen(group) for group in grouped(valid, lambda p: (p.model, p.environment.key)).values()]
+        # Only a quantity with several values is drawn.
         return [group for group in groups if len({varied(p) for p in group}) > 1]
 
     length, limit, blocks = attrgetter("output_tokens"), attrgetter("spec.max_num_seqs"), attrgetter("kv_blocks")
     lengths = by_model(evidence.grid_of, length)
     against = CLAIMS["alike-at-one-size"].against
     others = [group for group in lengths if group[0].model not in against]
-    # Models that are compared for their size, all at once, beside their reference.
+    # Models of one size next to their reference, with all requests at once.
     sized = {*against, *chain(*against.values())} if len(others) < len(lengths) else ()
     of_one_size = [[p for p in group if p.load.at_once] for group in lengths if group[0].model in sized]
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
@@ -480,7 +476,7 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
 def _job_picture(
     name: str, groups: Sequence[Sequence[JobPoint]], x: Callable[[JobPoint], Any], heading: str, what: dict[str, str]
 ) -> Picture:
-    """Return a panel for each figure over `x`, a line for each model (and rate or card, if they differ)."""
+    """Return a panel for each figure over `x`, with a line for each model, rate and card."""
     by_rate = [points for group in groups for points in grouped(group, attrgetter("load.rate")).values()]
     jobs = [p for points in by_rate for p in sorted(points, key=x)]
     rates = len({p.load.rate for p in jobs}) > 1

@@ -1,7 +1,7 @@
-"""The HTML report: sections with their charts, the template, the libraries and the records, in one file.
+"""The HTML report: sections, charts, template, libraries and records in one file.
 
-Every text and number is one that the terminal prints. Nothing is fetched, and nothing runs but three libraries and our
-script, by their hashes. What comes from an archive is text: the template escapes it, and in JSON no tag can end.
+The page fetches nothing, and only three libraries and our script run, by their hashes. Content of a results file is
+text: the template escapes it, and in JSON no tag can end.
 """
 
 import gzip
@@ -47,16 +47,16 @@ _FORMS = "|".join(re.escape(form) for form in sorted(_NUMBERS, key=len, reverse=
 _TERM = re.compile(rf"(?<![\w-])({_FORMS})(?![\w-])", re.IGNORECASE)
 INTERPRETER = "vega-interpreter.js"
 LIBRARIES = ("vega.min.js", "vega-lite.min.js", INTERPRETER)
-_MODULE = (  # the interpreter is published as a module, which a page in a file cannot import
+_MODULE = (  # because a page in a file cannot import the published module of the interpreter
     ("import {", "const {"),
     ("} from 'vega-util';", "} = vega;"),
     ("export { expression as expressionInterpreter };", "vega.expressionInterpreter = expression;"),
 )
 NOTHING = "nothing was measured"
 TEXT_WIDTH = 150  # columns of a table as text
-WIDE = 100_000  # columns of a layout in which no line is broken: the browser breaks them
-STARTING_SLO = window.parse_slo("ttft:200ms,tpot:50ms")  # if none was given
-# Of the outcomes of claims; others are open.
+WIDE = 100_000  # columns of a layout without wrapped lines, because the browser wraps them
+STARTING_SLO = window.parse_slo("ttft:200ms,tpot:50ms")  # if no SLO was given
+# Looks of the outcomes of claims; others are open.
 LOOKS: dict[str, Look] = {"passed": "good", "expected failure": "good", "failed": "bad", "unexpected pass": "bad"}
 STATUSES = {
     0: "all is as expected",
@@ -68,11 +68,15 @@ STATUSES = {
     10: "nothing fails, but something is inconclusive",
 }
 GOODPUT = ("concurrency", "goodput /s", "good %", "dropped")  # columns that the page's script can compute
-UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # of an environment: hashes, and what follows
+UNSAID = ("host", "git_commit", "gpu_memory_bytes", "of_gpus")  # hidden fields of an environment
 
 
 def page_content(found: Findings, status: int | None, sections: Mapping[str, Iterable[Section]]) -> dict[str, Any]:
-    """Return the names of the template with their values. sections: further ones by their heading, after the gates."""
+    """Return the values of the template by name.
+
+    Args:
+        sections: further ones by heading, after the gates.
+    """
     measurements, kinds = found.measurements, verdicts.by_outcome(found.outcomes)
     shown = [(label, curve) for curve, label in found.labelled if curve.valid]
     failures = [
@@ -137,8 +141,10 @@ def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]
 
 
 def reproduce(measurements: Sequence[Measurement]) -> str:
-    """Return a command that measures the same models, interfaces and loads, for archives without that of their run;
-    empty for gates, for servers that already ran, and without a closed loop."""
+    """Return a command for the same models and loads, for results files without one.
+
+    Empty for gates, for servers that already ran, and without a closed loop.
+    """
     closed = [m.load for m in measurements if isinstance(m.load, ClosedLoop)]
     if not closed or (first := measurements[0]).paired or first.spec.interface == "endpoint":
         return ""
@@ -167,7 +173,7 @@ def _environments(measurements: Sequence[Measurement]) -> Cells | None:
 
 
 def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[str, Any] | None:
-    """Return goodput under an SLO, and what the page needs to compute it for another one; None without points."""
+    """Return goodput under an SLO, with data for other SLOs; None without points."""
     if not shown:
         return None
     columns = [column for column in loads.goodput_columns("concur-\nrency", slo) if column.name in GOODPUT]
@@ -198,7 +204,7 @@ def goodput_part(shown: Sequence[tuple[str, Curve]], slo: window.Slo) -> dict[st
 
 
 def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
-    """Return throughput and energy of each load as a table, which the page fills with costs; None without points."""
+    """Return a table of throughput and energy that the page fills with costs; None without points."""
     rows = [(label, point) for label, curve in shown for point in curve.valid]
     if not rows:
         return None
@@ -212,8 +218,7 @@ def cost_part(shown: Sequence[tuple[str, Curve]]) -> dict[str, Any] | None:
 
 
 def _window(group: Sequence[Measurement]) -> dict[str, Any]:
-    """Return the requests of one repeat, in whole microseconds: from the request before to this one, from there to the
-    first token and to the last."""
+    """Return the requests of one repeat as differences of times, in microseconds."""
     (measurement,) = group
     samples, (opens, closes) = measurement.run.samples, measurement.run.window_s
     judged = window.judged_requests(measurement)
@@ -223,16 +228,22 @@ def _window(group: Sequence[Measurement]) -> dict[str, Any]:
     return {
         "seconds": closes - opens,
         "dropped": judged.failures + len(judged.rows) - len(ended),
-        "sent": [at - before for at, before in zip(sent, [0, *sent])],
-        "first": [None if at is None else at - begin for at, begin in zip(first, sent)],
+        "sent": [at - before for at, before in zip(sent, [0, *sent])],  # since the request before
+        "first": [None if at is None else at - begin for at, begin in zip(first, sent)],  # since sending
         "last": [round(1e6 * (samples.last_token_s[row] or 0.0)) - begin for row, begin in zip(ended, sent)],
         "tokens": [samples.output_tokens[row] for row in ended],
     }
 
 
 def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **more: Any) -> None:
-    """Write a page. One that is there is replaced at once, so that nobody who reloads it sees a part. Raises BadUsage
-    if it cannot be written. more: see `rendered`."""
+    """Write the HTML report. An old one is replaced at once, so no reader sees a part.
+
+    Args:
+        more: see `rendered`.
+
+    Raises:
+        BadUsage: if the report cannot be written.
+    """
     page = rendered(found, archives, **more)
     check_replaceable(path)
     try:
@@ -243,8 +254,11 @@ def write_page(path: Path, found: Findings, archives: Iterable[Path] = (), **mor
 
 
 def check_replaceable(path: Path, option: str = "--html") -> None:
-    """Raise BadUsage without Jinja2, and if a page would replace a file that is no page, such as an archive. option:
-    with which the page was asked for."""
+    """Raise BadUsage without Jinja2, or if the path is another file, such as a results file.
+
+    Args:
+        option: that named the path.
+    """
     template()
     try:
         with open(path, "rb", opener=regular) as file:
@@ -265,8 +279,14 @@ def rendered(
     progress: str = "",
     sections: Mapping[str, Iterable[Section]] | None = None,
 ) -> str:
-    """Return the text of the page, which holds the archives, too. Raises BadUsage without Jinja2. status: exit status
-    of the command or run. progress: sentence on how far a run is. sections: further ones by their heading."""
+    """Return the text of the HTML report. Raise BadUsage without Jinja2.
+
+    Args:
+        archives: results files to embed.
+        status: exit status of the command or run.
+        progress: sentence on the progress of a run.
+        sections: further ones by heading.
+    """
     content = page_content(found, status, sections or {})
     records = [one for archive in archives for one in embedded(archive)]
     with laid_out(TEXT_WIDTH, every_column=True):
@@ -277,7 +297,7 @@ def rendered(
 
 @cache
 def shared_parts() -> dict[str, Any]:
-    """Return what all pages have, with the policy by which nothing but our script and the libraries runs."""
+    """Return style, script and libraries of all reports, with the policy that only these run."""
     style, script = ((FOLDER / name).read_text("utf-8") for name in ("page.css", "page.js"))
     libraries = {name: (FOLDER / "vendor" / name).read_text("utf-8") for name in LIBRARIES}
     for published, ours in _MODULE:
@@ -299,7 +319,7 @@ def shared_parts() -> dict[str, Any]:
 
 
 def template() -> Any:
-    """Return the template of the page. Raises BadUsage without Jinja2."""
+    """Return the template of the HTML report. Raise BadUsage without Jinja2."""
     try:
         from jinja2 import Environment, StrictUndefined
     except ImportError:
@@ -314,12 +334,12 @@ def template() -> Any:
 
 
 def parts(text: str) -> list[tuple[str, int]]:
-    """Return the parts of a heading: each term with its number in the glossary, from 1, and other texts with 0."""
+    """Return the parts of a heading: terms with their number in the glossary, other texts with 0."""
     return [(part, _NUMBERS[part.lower()] if i % 2 else 0) for i, part in enumerate(_TERM.split(text))]
 
 
 def packed(text: str) -> str:
-    """Return a text as gzip in base64, the same for the same text."""
+    """Return text as gzip in base64, the same for the same text."""
     return b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode()
 
 
@@ -330,16 +350,20 @@ def as_script_json(value: Any) -> str:
 
 
 def visible(value: object) -> object:
-    """Return a value for the template: of a text only what can be seen."""
+    """Return a value for the template, with control characters escaped."""
     return printable(value) if type(value) is str else value
 
 
-PAUSE = 20  # times what the last page took: a run spends a twentieth of its time on it at most
+PAUSE = 20  # times the seconds of a write, so that a run spends at most 5 % on it
 
 
 @dataclass(slots=True)
 class RunPage:
-    """The page of a run. Making one raises BadUsage, before anything is measured, if no page can be written there."""
+    """The HTML report of a run.
+
+    Raises:
+        BadUsage: if no report can be written, before anything is measured.
+    """
 
     path: Path
     next_at: float = 0.0  # when it may be written again, by the monotonic clock
@@ -348,8 +372,13 @@ class RunPage:
         check_replaceable(self.path, "--slm-html")
 
     def write(self, found: Findings, status: int | None = None, progress: str = "") -> str:
-        """Write the findings of a run, and return a note on why no page was written; empty if one was. The run goes on
-        after a failure, because the results file has everything. status: None while it goes on."""
+        """Write the findings, and return why no report was written; empty if one was.
+
+        The run goes on after a failure, because the results file has everything.
+
+        Args:
+            status: exit status; None while the run goes on.
+        """
         begun = time.monotonic()
         try:
             write_page(self.path, found, filter(None, [found.records]), status=status, progress=progress)
