@@ -1,1 +1,1 @@
-"""Requests and their arrival times, made from datasets, traces and lengths. This package does not import engines."""
+"""Requests and their arrival times, made from datasets, traces and lengths, without knowledge of engines."""

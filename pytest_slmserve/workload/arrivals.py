@@ -1,10 +1,8 @@
 """Times at which requests are sent, in seconds since the beginning of a load; one seed gives the same times everywhere.
 
-Each arrival process is generated with unit rate, and its time is then stretched: a gap of 1 becomes 1/rate seconds,
-with the rate of the current step. For a Poisson process this is exact (E. Çinlar, Introduction to Stochastic
-Processes, 1975). A trace has recorded times instead.
-
-The number of requests is random: times are not rescaled so that the last request comes at requests/rate.
+Each arrival process has unit rate, and its time is then stretched: a gap of 1 becomes 1/rate seconds, with the rate of
+the current step. For a Poisson process this is exact (E. Çinlar, Introduction to Stochastic Processes, 1975). The
+number of requests is random, because times are not rescaled so that the last request comes at requests/rate.
 """
 
 import math
@@ -30,11 +28,8 @@ def schedule(
 ) -> tuple[float, ...]:
     """Return the times at which an open loop sends its requests: seconds since its beginning, ascending.
 
-    By chance there may be none, and very uneven gaps may give equal times.
-
     Args:
-        steps: (requests/s, seconds) of each step; a rate of 0 is a pause. A request at the end of the last step is not
-            sent.
+        steps: (requests/s, seconds) of each step; a rate of 0 is a pause. The end of the last step is not included.
         burstiness: shape of the gamma distribution of the gaps, as in vLLM: 1 is Poisson, smaller is burstier, larger
             is more even, and infinity is constant with the first request at 0.
         requests: number of requests after which the load ends; the last step may then be infinitely long.
@@ -125,8 +120,7 @@ class TraceRow:
     Attributes:
         offset_s: seconds since the first row.
         lengths: prompt and output tokens.
-        blocks: names of the prompt's blocks of `BLOCK_TOKENS` tokens, empty if the trace has none. Two prompts have the
-            same tokens up to their first different block.
+        blocks: names of the prompt's blocks of `BLOCK_TOKENS` tokens, if known. Equal names mean equal tokens.
     """
 
     offset_s: float
@@ -139,9 +133,8 @@ class Trace:
     """The requests of a trace that can be served.
 
     Attributes:
-        left_out: number of skipped rows, which are too long, or have no prompt token or no output token. Rows are never
+        left_out: number of skipped rows, which are too long or have no prompt or output tokens. Rows are never
             shortened, because that would make another request.
-        source: name of the file.
     """
 
     rows: tuple[TraceRow, ...]
@@ -154,11 +147,10 @@ class Trace:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """Yield the rows of a trace in either format, in order and one in memory at a time; the first row has offset 0.
+    """Yield the rows of a trace in either format, one in memory at a time. The first row has offset 0.
 
     Raises:
-        BadDataset: if the file cannot be read or is not a trace, or if a line is damaged or earlier than the line
-            before.
+        BadDataset: if the file is not a trace, or if a line is damaged or earlier than the line before.
     """
     try:
         file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
@@ -217,11 +209,10 @@ def _mooncake_row(line: str) -> tuple[Any, ...]:
 
 
 def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "Allow more tokens.") -> Trace:
-    """Return the requests of a trace that fit and come before `until_s`. The file is read only up to that time.
+    """Return the requests of a trace that fit and come before `until_s`, in seconds since the first row.
 
     Args:
-        max_model_len: limit of prompt and output tokens together. A request also needs at least one token of each.
-        until_s: seconds since the first row.
+        max_model_len: limit of prompt and output tokens together. A request also needs at least one of each.
         hint: hint of the error if no request is left.
 
     Raises:

