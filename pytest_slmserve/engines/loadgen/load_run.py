@@ -297,7 +297,7 @@ class LoadRun:
 
     @property
     def given_up(self) -> bool:
-        """True if too many requests have failed, or if users of a closed loop only fail or wait for `timeout_s`."""
+        """True if too many requests have failed, or if one has and a closed loop receives nothing for `timeout_s`."""
         if len(self.failed) > max(FAILURES, FAILED_SHARE * self.loop.sent):
             return True
         users_failed = bool(self.failed) and "schedule" not in self.load
