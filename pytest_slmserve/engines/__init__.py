@@ -1,1 +1,1 @@
-"""Engines behind one interface: how they are launched, shared and loaded. Nothing here judges a measurement."""
+"""Engines behind one interface: launch, device sharing and load generation. Nothing here evaluates measurements."""

@@ -1,4 +1,4 @@
-"""A child in its own process group that exchanges JSON lines with us over a socket pair, and ends with us."""
+"""A child in its own process group, which exchanges JSON lines with us over a socket pair and ends with us."""
 
 import atexit
 import getpass
@@ -24,8 +24,8 @@ from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Failures, Progress, Resolved, Run, Samples, Steps, known_fields
 
 IMPORTING = "importing vLLM"
-# What vLLM logs when a stage begins (`v1/engine/core.py`, `gpu_model_runner.py`, `compilation/backends.py`; 0.26 to
-# 0.32, the CPU's `cpu_model_runner.py` too).
+# Lines of vLLM's log at which a stage begins (`v1/engine/core.py`, `gpu_model_runner.py`, `compilation/backends.py`,
+# `cpu_model_runner.py`; 0.26 to 0.32).
 MARKS = {
     "Initializing a V1 LLM engine": "starting the engine",
     "Starting to load model": "loading weights",
@@ -37,7 +37,7 @@ MARKS = {
 
 
 def stage_of(log: Path) -> str:
-    """Return the stage that the start of an engine is in, by the last mark in its log."""
+    """Return the current stage of an engine's start, by the last mark in its log."""
     try:
         text = log.read_text("utf-8", errors="replace")
     except OSError:  # the log was removed with its folder, because the start has failed
@@ -47,15 +47,15 @@ def stage_of(log: Path) -> str:
 
 
 LOG_LINES = 25
-POLL_S, LOOK_S = 0.5, 0.05  # between two looks for a message, and whether something is over
-ENDS_S = 5.0  # that a child has to end by itself: who has interrupted a run waits for it
+POLL_S, LOOK_S = 0.5, 0.05  # between two checks for a message, and for a condition
+ENDS_S = 5.0  # for a child to end by itself, while the user who interrupted the run waits
 KILLED_S = 20.0
 SILENCE_S = 120.0  # progress comes twice a second
 NO_MESSAGE = "wrote what is no message into the socket that it speaks to us by"
 GUARDIAN = Path(__file__).parent / "worker" / "guardian.py"  # a script, for an interpreter without our packages
-FOLDER = "SLM_FOLDER"  # environment variable with the child's folder, which its guardian removes if we were killed
-OF_EVERY_STEP = 6  # columns beside the time; those of drafts follow
-LONGEST = 60  # characters of a folder in which vLLM makes sockets, whose paths may have 107
+FOLDER = "SLM_FOLDER"  # environment variable with the child's folder, which its guardian removes if we are killed
+OF_EVERY_STEP = 6  # columns after the time; columns of drafts follow
+LONGEST = 60  # characters of a folder for vLLM's sockets, whose paths may have 107
 
 
 @contextmanager
@@ -69,16 +69,17 @@ def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log, as an error shows them."""
+    """Return the last lines of a log, indented for an error."""
     return [f"  | {line}" for line in log.read_text("utf-8", errors="replace").splitlines()[-LOG_LINES:]]
 
 
 class Child:
-    """A process that was started with `command + [descriptor, our process id]`, and whose output goes to a log.
+    """A process started with `command + [descriptor, our process id]`, whose output goes to a log.
 
-    folder: The folder for its log, its temporary files and all else that is its own. It is removed in the end, unless
-    an error has named the log. cores: CPU cores that it and its own children may use; none: all. name: What the child
-    is, for errors.
+    Args:
+        folder: for its log and its temporary files. It is removed in the end, unless an error has named the log.
+        cores: CPU cores for it and its children; empty: all.
+        name: in errors.
     """
 
     log_name = "engine.log"
@@ -106,7 +107,7 @@ class Child:
         self._temporary.mkdir()
         own = {FOLDER: str(self.folder)}
         if len(str(self._temporary)) <= LONGEST:
-            # Temporary files lie in its folder, but not what is compiled, because that is used again.
+            # Temporary files are in its folder, but compiled code is not, because it is used again.
             user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())  # as torch names the folder
             compiled = env.get("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir(), f"torchinductor_{user}")))
             own |= {"TMPDIR": str(self._temporary), "TORCHINDUCTOR_CACHE_DIR": compiled}
@@ -115,9 +116,9 @@ class Child:
             self.process = subprocess.Popen(
                 [*command, str(theirs.fileno()), str(os.getpid())],
                 pass_fds=[theirs.fileno()],
-                # A group, to end it by, but no session: if a kernel shares cores by session
-                # (`kernel.sched_autogroup_enabled`), a client that shares cores with its server is held up for
-                # seconds, of which it needs a few milliseconds (Linux 6.18).
+                # A group can be killed as a whole. It is not a session: if the kernel shares cores by session
+                # (`kernel.sched_autogroup_enabled`), a client on its server's cores waits for seconds to run for a
+                # few milliseconds (Linux 6.18).
                 process_group=0,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -131,14 +132,21 @@ class Child:
         self._lines = Lines(self.socket)
 
     def send(self, **message: Any) -> None:
-        """Send one message. Raises EngineFailed if the child has ended."""
+        """Send one message. Raise EngineFailed if the child has ended."""
         with self._ending_told():
             self._lines.say(**message)
 
     def receive(self, within_s: float, what: str, on_wait: StartCallback | None = None) -> dict[str, Any]:
-        """Return the next message, whose "event" says what happened. Raises EngineFailed if the child has ended, was
-        silent for `within_s` seconds, or sent something else. what: What the child does meanwhile, for errors. on_wait:
-        Called with the log while no message comes."""
+        """Return the next message, whose "event" says what happened.
+
+        Args:
+            within_s: time limit in seconds.
+            what: activity of the child, for errors.
+            on_wait: called with the log while no message comes.
+
+        Raises:
+            EngineFailed: if the child has ended, is late, or sent something else.
+        """
         until = time.monotonic() + within_s
         with self._ending_told():
             while (message := self._lines.hear(min(POLL_S, max(0.0, until - time.monotonic())))) is None:
@@ -153,8 +161,7 @@ class Child:
     def wait_until(
         self, over: Callable[[], bool], within_s: float, late: str, on_wait: StartCallback | None = None
     ) -> None:
-        """Wait until `over` says so, or the child has ended. Raises EngineFailed with the problem `late` after
-        `within_s` seconds."""
+        """Wait until `over` returns True, or the child has ended. After `within_s` raise EngineFailed with `late`."""
         until = time.monotonic() + within_s
         while not over() and self.process.poll() is None:
             if time.monotonic() > until:
@@ -165,7 +172,6 @@ class Child:
 
     @contextmanager
     def _ending_told(self) -> Iterator[None]:
-        """Turn the errors of the lines into EngineFailed."""
         try:
             yield
         except Ended:
@@ -178,13 +184,16 @@ class Child:
             raise self.failed(f"sent {error}" if isinstance(error, TooLong) else NO_MESSAGE) from None
 
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
-        """Return an error with the last lines of the log, which is kept, unless we have ended the child ourselves."""
+        """Return an error with the last lines of the log, which is kept unless we have killed the child."""
         self.keep_log |= not self.killed
         tail = "\n".join(last_lines(self.log)) or "  | (nothing)"
         return EngineFailed(f"{self.name} {problem}; {self.log}{ENDS_WITH}{tail}", hint)
 
     def end(self, within_s: float = ENDS_S) -> None:
-        """Wait until the child ends by itself, then kill what is left of its process group, at once if interrupted."""
+        """Wait until the child ends by itself, and then kill the rest of its process group.
+
+        An interrupt during the wait, or a repeated one before it, kills it at once.
+        """
         until = time.monotonic() + within_s
         with undone_on_error(self.kill):
             self.socket.close()
@@ -195,22 +204,20 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """Kill the process group of the child and remove its folder. A second call does nothing, because the system may
-        have given the number of the group to another one."""
+        """Kill the process group of the child and remove its folder. A second call does nothing."""
         with held():
-            if self.killed:
+            if self.killed:  # the number of the group may belong to others by then
                 return
             self.killed = True
             with suppress(ProcessLookupError, PermissionError):  # macOS says the latter of a group of zombies
                 os.killpg(self.process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):  # of one that hangs in a driver
+            with suppress(subprocess.TimeoutExpired):  # it hangs in a driver
                 self.process.wait(KILLED_S)
             self._discard()
             atexit.unregister(self._forgotten)
 
     def _forgotten(self, owner: int) -> None:
-        """Kill the child as the process `owner`, and no fork of it, exits: an interrupt came between two steps of its
-        end."""
+        # At exit, because an interrupt may come between two steps of the child's end. A fork must not kill the child.
         if os.getpid() == owner:
             self.kill()
 
@@ -222,8 +229,7 @@ class Child:
 def converse(
     child: Child, progress: ProgressCallback = None, barrier: WindowBarrier | None = None, /, **message: Any
 ) -> dict[str, Any]:
-    """Send one message, and return its answer. Meanwhile progress is passed on. A run of several is told when it begins
-    and, as soon as it waits for that, the window of the barrier. Raises EngineFailed."""
+    """Send a message and return its answer. Meanwhile pass on progress and the barrier's window."""
     child.send(**message, **({"at": barrier.begins_s} if barrier else {}))
     while True:
         answer = child.receive(SILENCE_S, "measuring")
@@ -241,8 +247,12 @@ def converse(
 
 
 def resolved_from(ready: Mapping[str, Any], ready_s: float, began_s: float) -> Resolved:
-    """Return the settings of an engine from its message, in which each of its processes has a part with what it knows
-    of the model, and of the stages of its start. ready_s: seconds that its start took, which began at `began_s`."""
+    """Return the settings of an engine from its `ready` message, with a part for each of its processes.
+
+    Args:
+        ready_s: seconds of the start.
+        began_s: monotonic time at which the start began.
+    """
     parts = ready.get("parts") or [{}]
     weights = [part.get("weight_bytes") for part in parts]
     facts = {**ready, **parts[0], "weight_bytes": None if None in weights else sum(weights), "ready_s": ready_s}
@@ -253,8 +263,11 @@ def resolved_from(ready: Mapping[str, Any], ready_s: float, began_s: float) -> R
 
 
 def run_from(parts: Sequence[Mapping[str, Any]], steps: Sequence[Sequence[Any]] = ()) -> Run:
-    """Return the rows that the processes of one run report as a run whose clock is zero when it began, with its
-    requests in the order sent. steps: rows of the engine's steps, if it is another process."""
+    """Return a Run from the rows that the processes of one run report, with times since its beginning.
+
+    Args:
+        steps: rows of the engine's steps, if another process has recorded them.
+    """
     began = parts[0]["began"]
 
     def since(stamps: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""A lock on a device, held by one run of this host."""
+"""A lock that lets one run at a time use a device of this host."""
 
 import errno
 import json
@@ -13,15 +13,22 @@ from typing import IO
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, DeviceBusy, json_value, single, try_lock
 from pytest_slmserve.schema.printable import printable
 
-ALL_MAY = 0o666  # every user may write into the file who holds the lock
+ALL_MAY = 0o666  # every user may write the note of the holder
 LONGEST = 10_000  # characters of a note
 
 
 def open_lock(path: Path, *, make: bool = True) -> IO[str]:
-    """Open the file of a lock that the users of a host share, at least for reading, which is enough to lock it. If it
-    is missing and `make` says so it is created. Other users may put anything into its folder: so no link is followed,
-    only a regular file with a single name is taken, and nothing of a file that exists is changed. Raises OSError if the
-    file cannot be opened, or is not such a file."""
+    """Open the lock file that the users of a host share, at least for reading, which is enough to lock it.
+
+    Other users may put anything into its folder. Therefore only a regular file with a single name is opened, no link is
+    followed, and an existing file is not changed.
+
+    Args:
+        make: create the file if it is missing.
+
+    Raises:
+        OSError: if the file cannot be opened, or is of another kind.
+    """
     for access in (os.O_RDWR, os.O_RDONLY):
         try:
             descriptor = single(str(path), access)
@@ -40,16 +47,21 @@ def open_lock(path: Path, *, make: bool = True) -> IO[str]:
 
 
 def lock_path(device: str, folder: Path | None = None) -> Path:
-    """Return the file of a device's lock. folder: Defaults to that of temporary files."""
+    """Return the path of a device's lock file, by default in the folder of temporary files."""
     return (folder or Path(tempfile.gettempdir())) / f"pytest-slmserve-{device}.lock"
 
 
 @contextmanager
 def lock_device(device: str, folder: Path | None = None) -> Iterator[None]:
-    """Hold the lock of a device, which one process at a time can. The kernel releases it when that process ends,
-    however it ends. The file stays, because otherwise a third process could lock a new file of the same name while a
-    second one still holds the old file. Raises DeviceBusy, naming the holder, if another run has the lock, and BadUsage
-    if its file cannot be locked."""
+    """Hold the lock of a device, which one process at a time can hold.
+
+    The kernel releases the lock when the process ends. The file stays, because otherwise a third process could lock a
+    new file while a second one still holds the old file.
+
+    Raises:
+        DeviceBusy: if another run has the lock.
+        BadUsage: if the file cannot be locked.
+    """
     path, hint = lock_path(device, folder), "remove it, or TMPDIR with a folder of your own"
     with ExitStack() as undo:
         try:

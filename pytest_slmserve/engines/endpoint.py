@@ -1,4 +1,4 @@
-"""Endpoints that answer at a URL as OpenAI's server does, and the load generator that puts loads on them."""
+"""Engines behind the URL of an OpenAI-compatible server, and the processes that send loads to it."""
 
 import http.client
 import json
@@ -32,9 +32,9 @@ from pytest_slmserve.telemetry.gpu import ask_once, samples
 from pytest_slmserve.telemetry.host import own_cores
 
 CLIENT = Path(__file__).parent / "loadgen" / "load_run.py"
-PACKAGES = Path(__file__).parents[2]  # the folder that holds ours
+PACKAGES = Path(__file__).parents[2]  # the folder of our package
 READY_S = 30.0
-TIMEOUT_S = 120.0  # that a request may last by default
+TIMEOUT_S = 120.0  # of a request, by default
 REQUEST, SENT, PROMPT_TOKENS, SCHEDULED = 0, 1, 5, -1  # columns of the samples
 PHASES = ("ramp", "settle", "window", "over")
 
@@ -46,9 +46,9 @@ COMMON = (
 )
 WORDS = COMMON.split()
 MARK = "slm-round"
-ROUNDS = 4096  # through all requests, before the first comes again
-QUERY = 8  # of a pair one token in so many is of the query: a passage of MS MARCO has ten words for each of one
-LEAST_ID = 4  # below it are special tokens
+ROUNDS = 4096  # through all requests, until the first round comes again
+QUERY = 8  # one token in 8 of a pair is of the query: a passage of MS MARCO has ten words for each word of its query
+LEAST_ID = 4  # smaller ids are special tokens
 
 PAGE_S = 5.0
 # vLLM's names (`vllm/v1/metrics/loggers.py`); before 0.11 they began with gpu_.
@@ -58,14 +58,15 @@ COUNTER = re.compile(r"vllm:(?:gpu_)?prefix_cache_(queries|hits)(?:_total)?")
 CHAT = "/chat/completions"
 ANSWER_S = 60.0
 TOKEN_IDS = "token ids"
-# What some servers refuse. A load is whole without the first, by which tokens without a text are seen in a chat.
+# Parts of a request that some servers refuse. A load is complete without the first one, which shows tokens of a chat
+# that have no text.
 OPTIONAL = ("return_token_ids", "stream_options", "ignore_eos", TOKEN_IDS)
 LESS = tuple(chain.from_iterable(combinations(OPTIONAL, number) for number in range(len(OPTIONAL) + 1)))
-NOT_SO = (400, 422)  # of a body that a server does not take
+NOT_SO = (400, 422)  # for a body that a server refuses
 TOLD = 200  # characters of an answer that is not a stream
-SHOWN = 8  # models of a list of many
-OTHER_FILES = 16  # of a process of the load generator that are no connections, at most
-LENGTHENS = {"max_tokens", "max_completion_tokens", "n", "best_of", "echo"}  # an answer, beyond what we ask for
+SHOWN = 8  # models of a long list
+OTHER_FILES = 16  # open files of a client process that are not connections, at most
+LENGTHENS = {"max_tokens", "max_completion_tokens", "n", "best_of", "echo"}  # fields that can lengthen an answer
 A_SERVER = "Check that the server is running, and check host and port."
 HINTS = {  # by the status of an answer, or its first digit
     3: "Use the URL that it leads to, because requests do not follow it.",
@@ -80,9 +81,11 @@ HINTS = {  # by the status of an answer, or its first digit
 class LoadClient:
     """The processes of a load generator.
 
-    headers: sent with every request, the key among them; only the processes get them. cores: those that they may use;
-    none: all. timeout_s: the longest that one request may last. processes: how many share a load, if one core is not
-    enough for it; each has its part of the cores, if there are enough.
+    Args:
+        headers: of every request, with the key. Only the processes get them.
+        cores: CPU cores for the processes; empty: all.
+        timeout_s: time limit of one request.
+        processes: number of processes that share a load, and the cores if there are enough.
     """
 
     def __init__(
@@ -93,7 +96,7 @@ class LoadClient:
         timeout_s: float = TIMEOUT_S,
         processes: int = 1,
     ) -> None:
-        # It imports our package from where it is, and nothing from the folder it works in.
+        # It imports our package from its folder, and nothing from the working directory.
         env = passed_on(os.environ) | {"PYTHONPATH": str(PACKAGES)}
         command, ours = [sys.executable, str(CLIENT)], sorted(cores or own_cores())
         parts = [ours[i::processes] if len(ours) >= processes > 1 else cores for i in range(processes)]
@@ -115,18 +118,26 @@ class LoadClient:
         *,
         bounded: bool = True,
     ) -> None:
-        """Give it the requests, with the JSON of each. mark, rounds: the text that differs from one round through them
-        to the next (`loadgen.streams.Bodies`). bounded: no answer can have more tokens than its request of the workload
-        asks for."""
+        """Send the requests to the processes.
+
+        Args:
+            bodies: JSON of each request.
+            mark: placeholder in the bodies for the text of a round (`loadgen.streams.Bodies`).
+            rounds: text of each round.
+            bounded: whether no answer can have more tokens than its request asks for.
+        """
         told = {"output_tokens": [request.output_tokens for request in workload.requests], "bounded": bounded}
         told["streamed"] = workload.spec.kind == "generate"
         for child in self.children:
             converse(child, op="load", bodies=bodies, mark=mark, rounds=rounds, **told)
 
     def run(self, load: Message, on_progress: ProgressCallback, barrier: WindowBarrier | None) -> list[Message]:
-        """Return the results of one run, as each process reports them. Several share the load; they begin together, and
-        have one window and one progress. Raises EngineFailed, after which all are stopped, if one of them died;
-        BadUsage, if one may not have as many connections as the load needs."""
+        """Run a load, and return the results of each process. All processes have one beginning and one window.
+
+        Raises:
+            EngineFailed: if a process died. All are stopped.
+            BadUsage: if the limit on open files is too low for the load.
+        """
         parts = parts_of(load, len(self.children))
         needed, (_, most) = max(part.get("concurrency") or 0 for part in parts), getrlimit(RLIMIT_NOFILE)
         if needed and needed + OTHER_FILES > most != RLIM_INFINITY:
@@ -161,17 +172,20 @@ class LoadClient:
 
 
 def token_words(ids: Sequence[int]) -> str:
-    """Return the text of exactly these tokens, for the tokenizer of a model with dummy weights
-    (`server.tokenizer_files`)."""
+    """Return the text of exactly these tokens, for models with dummy weights (`server.tokenizer_files`)."""
     return " ".join(f"t{token}" for token in ids)
 
 
 def body_of(
     request: Request, model: str, kind: Kind = "generate", say: Callable[[Sequence[int]], str] = token_words
 ) -> dict[str, Any]:
-    """Return the body of a streamed request for exactly its output tokens, the likeliest each, or of one for its
-    result. Vectors come in base64, as OpenAI's client asks for them. Of a pair the query is the first eighth. say:
-    Makes text of ids; servers take a pair as text alone."""
+    """Return the body of a streamed, greedy request for exactly its output tokens, or of a request for a result.
+
+    Vectors come in base64, as OpenAI's client requests them. The first eighth of a pair is the query.
+
+    Args:
+        say: makes text from ids, because servers take a pair only as text.
+    """
     match kind:
         case "embed":
             return {"model": model, "input": list(request.prompt), "encoding_format": "base64"}
@@ -192,8 +206,10 @@ def body_of(
 
 
 def format_fields(spec: WorkloadSpec) -> dict[str, Any]:
-    """Return fields of a request's body for structured output, as OpenAI's interface has them; none for free text. The
-    end of the text is not ignored, because vLLM fails a request that goes on where its JSON is complete."""
+    """Return the fields of a body for structured output in OpenAI's format; empty for free text.
+
+    The end of the text is not ignored, because vLLM fails a request that continues after its complete JSON.
+    """
     if not spec.schema:
         return {}
     named = {"name": "slm", "schema": json_value(spec.schema)}
@@ -201,8 +217,13 @@ def format_fields(spec: WorkloadSpec) -> dict[str, Any]:
 
 
 def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequence[Sequence[Any]] = ()) -> Run:
-    """Return the results that the client's processes report, as a Run, with prompt tokens by the workload if a request
-    was cut off before the server's count. steps: rows of its server's trace, if there is one."""
+    """Return the results of the client's processes as a Run.
+
+    Prompt tokens are the workload's, if a request was cut off before the server's count.
+
+    Args:
+        steps: rows of the server's trace, if there is one.
+    """
     rows = sorted((row for part in told for row in part["samples"]), key=itemgetter(SENT))
     for row in rows:
         if row[PROMPT_TOKENS] is None:
@@ -213,10 +234,10 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
     for part in told:
         bins.update({int(index): tokens for index, tokens in part["bins"].items()})
     first, last = min(bins, default=0), max(bins, default=-1)
-    if bins:  # to the window's end, also without a token
+    if bins:  # up to the window's end, even without a token
         last = max(last, first + int((closes - first * BIN_S) / BIN_S) - 1)
     chunks, on_schedule = sum(part["chunks"] for part in told), told[0]["on_schedule"]
-    histograms = []  # of the gaps in the window, and in that of each step
+    histograms = []  # of the gaps in the window, and in the window of each step
     for parts in zip(*(part["gaps"] for part in told)):
         counts: Counter[int] = Counter()
         for part in parts:
@@ -241,24 +262,29 @@ def run_of(told: Sequence[Mapping[str, Any]], workload: Workload, steps: Sequenc
 
 
 def prompt_words(ids: Sequence[int]) -> str:
-    """Return the text of about as many tokens as there are ids: common words, each of which is one token for most
-    tokenizers."""
+    """Return text of about one token per id: common words, each of which is one token for most tokenizers."""
     return " ".join(WORDS[number % len(WORDS)] for number in ids)
 
 
 class FreshPrompts:
-    """Prompts of which no prefix cache has seen more than what they share. Each has a mark, which whoever sends it
-    replaces by fresh ids in each round through the requests. It stands after the first token that is the prompt's own.
-    A cache keeps what begins alike, so all that follows the mark is new to it.
+    """Prompts of which a prefix cache can serve only the part that they share.
 
-    ids: What replaces the mark in each round: the number of the round, so that no block of a cache that has the mark's
-    first id is found again, and a salt of two ids, which is drawn for one hand-over of the requests. salt: The two
-    ids. mark, rounds: The placeholder as it stands in a JSON body, and the text of each round. words: Whether prompts
-    are common words, two for each fresh id, and not lists of ids.
+    Each prompt has a mark after the first token that it does not share. The client replaces the mark by fresh ids in
+    each round. A cache keeps prefixes, so all that follows the mark is new to it.
+
+    Args:
+        words: whether prompts are common words, two for each fresh id, and not lists of ids.
+
+    Attributes:
+        mark: the placeholder as it stands in a JSON body.
+        salt: two ids that are drawn for one hand-over of the requests.
+        ids: replacement of the mark in each round: the number of the round, so that no cached block is found again, and
+            the salt.
+        rounds: text of each replacement.
     """
 
     def __init__(self, workload: Workload, words: bool) -> None:
-        """Draw the salt for the prompts of these requests."""
+        """Draw the salt for the prompts of a workload."""
         self.words, self.mark = words, MARK if words else f'"{MARK}"'
         span = max(1, max(max(request.prompt, default=0) for request in workload.requests) - LEAST_ID)
         self.salt = LEAST_ID + secrets.randbelow(span), LEAST_ID + secrets.randbelow(span)
@@ -272,12 +298,12 @@ class FreshPrompts:
         return [prompt_words([n for i in ids for n in (i // len(WORDS), i)]) for ids in self.ids]
 
     def place(self, request: Request) -> int | None:
-        """Place of the mark in a prompt; None if the prompt is too short for one."""
+        """Return the position of the mark in a prompt, or None if the prompt is too short."""
         at = request.shared + 1
         return at if len(request.prompt) > at + self._fresh else None
 
     def prompt(self, request: Request) -> list[int | str] | str | None:
-        """Return the prompt with the mark in it, as words or as a list of ids; None if the prompt is too short."""
+        """Return the prompt with the mark, as words or as ids, or None if the prompt is too short."""
         ids, at = request.prompt, self.place(request)
         if at is None:
             return None
@@ -286,8 +312,10 @@ class FreshPrompts:
 
 
 def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | None:
-    """Prompt tokens that were looked up in the prefix cache of an endpoint, and that were found there, since it began,
-    of all its engines. None if its page of metrics has no such counters."""
+    """Return the prompt tokens that an endpoint's prefix caches have looked up and found since its start.
+
+    None if its page of metrics has no such counters.
+    """
     parts = urlsplit(url)
     page = urlunsplit((parts.scheme, parts.netloc, f"{parts.path.partition('/v1/')[0]}/metrics", "", ""))
     totals: dict[str, float] = {}
@@ -297,17 +325,17 @@ def cache_lookups(url: str, headers: Mapping[str, str]) -> tuple[int, int] | Non
             if counter := COUNTER.fullmatch(row.name):
                 totals[counter[1]] = totals.get(counter[1], 0.0) + row.value
         return (round(totals.get("queries", 0.0)), round(totals.get("hits", 0.0))) if totals else None
-    except (OSError, http.client.HTTPException, ValueError, OverflowError):  # also another format, or no number
+    except (OSError, http.client.HTTPException, ValueError, OverflowError):  # or another format
         return None
 
 
 class EndpointEngine(Engine):
-    """A server that somebody else has started, and whose limits are not known. One request is sent first, so that a
-    wrong key, an unknown model or a server without streaming is an error, and not a measurement. What requests ask for
-    depends on its URL.
+    """A server that somebody else has started, with unknown limits.
 
-    without: what the server refuses of our requests, and no more: some of `OPTIONAL`. Without prompts in "token ids"
-    prompts are words.
+    One request is sent first, so that a wrong key, an unknown model or a server without streaming is an error.
+
+    Attributes:
+        without: the entries of `OPTIONAL` that the server refuses. If it refuses "token ids", prompts are words.
     """
 
     windows_of_schedules = True
@@ -318,11 +346,17 @@ class EndpointEngine(Engine):
     def __init__(
         self, spec: EngineSpec, own_prompts: bool = True, timeout_s: float = TIMEOUT_S, processes: int = 1
     ) -> None:
-        """Check the endpoint and start the client. Raises BadUsage if it does not stream an answer to any request of
-        ours, with the answer to the request that asks for least. own_prompts: Whether no two requests begin alike, in
-        one load or in several, but for what they share. Prompts that may come from a cache by the specification, and
-        text, are sent as they are, unless a share was asked for.
-        timeout_s, processes: See `LoadClient`."""
+        """Check the endpoint and start the client.
+
+        Args:
+            own_prompts: make prompts differ within and between loads, apart from their shared prefix. Text is not
+                changed, and prompts that may come from a cache only if they share a prefix.
+            timeout_s: time limit of one request.
+            processes: of the load generator.
+
+        Raises:
+            BadUsage: if the server does not answer or does not stream, with its answer.
+        """
         super().__init__(spec)
         self.resolved = Resolved()
         self._is_chat, self._kind = urlsplit(spec.url).path.endswith(CHAT), kind_of(spec.url)
@@ -354,8 +388,11 @@ class EndpointEngine(Engine):
         self._client = LoadClient(spec.url, self._headers, timeout_s=timeout_s, processes=processes)
 
     def body(self, request: Request) -> str:
-        """Return the JSON body of one request, for the URL's interface. The prompt is the request's text if it has one;
-        else token ids for completions, and words for a chat or a server that refuses ids."""
+        """Return the JSON body of a request in the format of the URL.
+
+        The prompt is the request's text if it has one. Otherwise it is token ids for completions, and words for a chat
+        or a server that refuses ids.
+        """
         body = body_of(request, self.spec.model, self._kind, prompt_words)
         if self._kind != "generate":
             if "input" in body and (request.text or self._in_words):
@@ -383,7 +420,7 @@ class EndpointEngine(Engine):
         texts = any(request.text for request in workload.requests)
         self._fresh = FreshPrompts(workload, self._in_words) if own and not texts else None
         mark, rounds = (self._fresh.mark, self._fresh.rounds) if self._fresh else ("", [])
-        # A field that holds others may have any meaning.
+        # A field with fields may have any meaning.
         bounded = not any(name in LENGTHENS or isinstance(value, dict) for name, value in self._further.items())
         bodies = [self.body(request) for request in workload.requests]
         self._client.load(workload, bodies, mark, rounds, bounded=bounded)
@@ -404,8 +441,11 @@ class EndpointEngine(Engine):
 
 
 def own_headers() -> tuple[str, dict[str, str]]:
-    """Return the key of the environment without blanks around it, and the headers of a request with it as a bearer
-    token. Raises BadUsage, which does not repeat the key, if no header could hold it."""
+    """Return the key of the environment, and the headers of a request with the key as a bearer token.
+
+    Raises:
+        BadUsage: if a header cannot hold the key. The error does not show the key.
+    """
     key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise BadUsage(f"{KEY} holds what no header may hold", "Set it to the key only, in one line of ASCII.")
@@ -413,14 +453,16 @@ def own_headers() -> tuple[str, dict[str, str]]:
 
 
 def told_by_server(text: str, key: str) -> str:
-    """Return the first characters of a server's text without our key, because some servers repeat the key that they
-    refuse."""
+    """Return the first characters of a server's text without our key, which some servers repeat."""
     return printable(hidden(text, [key]))[:TOLD]
 
 
 def only_model(url: str, timeout_s: float) -> str:
-    """Return the only model that the server of `url` lists at /models beside its completions. Raises BadUsage if no
-    server answers, and if it lists no model or several models."""
+    """Return the only model that the server of `url` lists at /models.
+
+    Raises:
+        BadUsage: if no server answers, or if it lists no model or several models.
+    """
     parts, (key, headers) = urlsplit(url), own_headers()
     path = parts.path.removesuffix("/completions").removesuffix("/chat")
     listed = urlunsplit(parts._replace(path=f"{path}/models"))

@@ -1,4 +1,4 @@
-"""Signals that end a run, as Ctrl-C does: the first one interrupts it, and those that follow leave its end alone."""
+"""Signals that end a run, like Ctrl-C: the first one interrupts it, and later ones do not disturb its end."""
 
 import signal
 import threading
@@ -10,19 +10,23 @@ from types import FrameType
 from typing import Any
 
 ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FREE = (signal.SIG_DFL, signal.default_int_handler)  # else they are ignored, as `nohup` has it, or have a handler
-# Seconds after an interrupt in which signals belong to it: a key is pressed again, a runner sends SIGTERM after SIGINT.
-# What hangs longer than that can be interrupted again.
+FREE = (signal.SIG_DFL, signal.default_int_handler)  # other signals are ignored, as by `nohup`, or have a handler
+# Seconds after an interrupt in which signals belong to it: users press a key again, and a runner sends SIGTERM after
+# SIGINT. A run that hangs longer can be interrupted again.
 BURST_S = 10.0
 
 
 class Interrupts:
-    """The handler of signals that end a run, of which a process has one. It raises KeyboardInterrupt, but not again
-    within `BURST_S`, which would break off an end on its way, and not while something must not be broken off.
+    """The process's handler of signals that end a run.
 
-    before: The handlers that it stands in for. runs: Runs that are open, one inside the other. held: Contexts that are
-    open in which nothing is raised. waits: Whether a signal waits for their end. hurried: Whether a signal came after
-    the one that was raised.
+    It raises KeyboardInterrupt, but not within `BURST_S` of the last one, which would break off the end of the run.
+
+    Attributes:
+        before: handlers that it replaces.
+        runs: number of nested open runs.
+        held: number of open contexts that it does not interrupt.
+        waits: whether a signal waits for the end of these contexts.
+        hurried: whether a signal came after the first one.
     """
 
     def __init__(self) -> None:
@@ -51,7 +55,7 @@ class Interrupts:
         raise KeyboardInterrupt
 
     def take(self) -> None:
-        """Stand in for the handlers of signals that nobody has."""
+        """Replace the handlers of signals that have the default handler."""
         self.waits = self.hurried = False
         self.raised_at = -inf
         for number in ENDINGS:
@@ -60,7 +64,7 @@ class Interrupts:
                 signal.signal(number, self)
 
     def leave(self) -> None:
-        """Restore the handlers that were there before."""
+        """Restore the replaced handlers."""
         while self.before:
             signal.signal(*self.before.popitem())
 
@@ -74,8 +78,10 @@ def is_main() -> bool:
 
 @contextmanager
 def as_interrupts() -> Iterator[None]:
-    """Context in which SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt, unless they are ignored or have a handler.
-    After an interrupt it keeps the signals of its burst from whoever called us, too, who is about to end."""
+    """Raise KeyboardInterrupt for SIGINT, SIGTERM and SIGHUP in this context, unless they are ignored or handled.
+
+    After an interrupt, the signals of its burst do not reach the caller either, which is about to end.
+    """
     if not is_main():
         yield
         return
@@ -92,7 +98,7 @@ def as_interrupts() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Context that a signal does not break off: it interrupts at the end of the context. For what takes a moment."""
+    """Delay the interrupt of a signal until the end of this context, which should take only a moment."""
     if not is_main():
         yield
         return
@@ -106,5 +112,5 @@ def held() -> Iterator[None]:
 
 
 def hurried() -> bool:
-    """Return whether a signal came again since the run was interrupted: then what can be killed is not waited for."""
+    """Return whether a signal came again after the interrupt, so that children are killed without a wait."""
     return HANDLER.hurried

@@ -1,16 +1,13 @@
-"""What has the devices of a session: one engine at a time, or several at once on one device, with one start for each
-specification.
+"""The engine, or the set of replicas, that runs on the devices of a session.
 
-Replicas start one after the other, and are loaded and measured at the same time. Those that share a GPU under NVIDIA's
-Multi-Process Service (MPS) have a control daemon of ours, so that their kernels overlap. Sources: NVIDIA,
-"Multi-Process Service", and the manual page of nvidia-cuda-mps-control. What its code rests on:
+Replicas that share a GPU under NVIDIA's Multi-Process Service (MPS) have a control daemon of ours. Sources: NVIDIA,
+"Multi-Process Service", and the manual page of nvidia-cuda-mps-control. The code relies on these facts:
 
-- A client that cannot reach its daemon runs without MPS and does not say so. `MpsDaemon.verify` asks the daemon.
-- CUDA_VISIBLE_DEVICES of the daemon renumbers the devices for its clients, who would read an index of their own anew.
-  Daemon and clients are given the same UUID, which means the same to both, with MPS and without.
-- The daemon starts a server when its first client comes, and for that client's user: until then there is none, and
-  clients of another user would wait until the server of the first has gone. Its folder is closed to others.
-- Clients are ended before the daemon, by their owner: it waits for those that are left, then takes the GPU from them.
+- A client that cannot reach its daemon silently runs without MPS, so `MpsDaemon.verify` asks the daemon.
+- The daemon's CUDA_VISIBLE_DEVICES renumbers the devices for its clients. A UUID means the same to both.
+- The daemon's server is for the user of its first client, and clients of other users wait until it ends. The daemon's
+  folder is therefore closed to them.
+- When the daemon quits, it waits for its clients and then takes the GPU from them. Their owner ends them first.
 """
 
 import os
@@ -46,13 +43,13 @@ STABLE_S, STABLE_WITHIN_S = 0.5, 30.0  # of the device's memory, between two sta
 IMAGINED_GAIN: dict[Sharing, float] = {"mps": 1.2}  # of the simulated device; other ways of sharing have no gain
 
 PROGRAM = "nvidia-cuda-mps-control"
-DRIVER_FOLDER = "/usr/local/nvidia/bin"  # where containers get the driver's programs, not always on their PATH
-# In one process group: the guardian of our process ($4), no child of the daemon's, and the daemon, in the place of the
-# shell, which needs no descriptor ($3).
+DRIVER_FOLDER = "/usr/local/nvidia/bin"  # of the driver's programs in containers, not always on the PATH
+# Starts the guardian of our process ($4), which must not be a child of the daemon, and then the daemon in the place of
+# the shell, in one process group. The daemon does not need the descriptor ($3).
 LAUNCH = '("$1" -I -S "$2" "$4" &); exec "$0" -f'
-COMM = PROGRAM[:15]  # what the kernel keeps of the names of the daemon and of its servers
+COMM = PROGRAM[:15]  # the kernel's name of the daemon and of its servers
 LONGEST = len("/slm-mps-12345678/pipe/control_privileged")
-SOCKET_BYTES = 108  # sun_path, its closing zero included; a daemon with a longer one ends without saying why
+SOCKET_BYTES = 108  # of sun_path with its closing zero; with a longer path the daemon ends without a reason
 
 START_S = 20.0
 ASK_S = 10.0
@@ -70,11 +67,13 @@ def launch_engine(
     speed: float = 1.0,
     gpus: int = 0,
 ) -> Engine:
-    """Launch the engine of a specification. It does not touch its device before its `start`.
+    """Launch and return the engine of a specification. It does not use its device before `start`.
 
-    extra_env: Environment variables of this launch only. cores: CPU cores that it may use; none: all. timeout_s: The
-    longest that a request to an endpoint may last. speed, gpus: Of a simulated engine, its share of the device's speed,
-    and the number of GPUs that it reports.
+    Args:
+        cores: CPU cores that it may use; empty: all.
+        timeout_s: time limit of a request to an endpoint.
+        speed: share of the device's speed, for a simulated engine.
+        gpus: number of GPUs that a simulated engine reports; 0: its own.
     """
     batches = spec.interface == "transformers"
     match spec.platform:
@@ -89,12 +88,15 @@ def launch_engine(
 
 
 class ReplicaEngines:
-    """Replicas that are launched at once, because half of a start is imports, and then take their parts of the device
-    one after the other."""
+    """Replicas that are launched at once, because imports take half of a start, and then start one after the other."""
 
     def __init__(self, spec: ReplicaSpec, launch: Callable[..., Engine], device: str = "none") -> None:
-        """Launch all replicas by `launch`, which is like `launch_engine`. Raises EngineFailed, naming the replica, if
-        one cannot be launched. device: UUID of the device that they share, or "cpu" or "none"."""
+        """Launch all replicas. Raise EngineFailed, naming the replica, if one cannot be launched.
+
+        Args:
+            launch: function like `launch_engine`.
+            device: UUID of the device that they share, or "cpu" or "none".
+        """
         self.spec, self.device = spec, device
         self.engines: list[Engine] = []
         self._daemon: MpsDaemon | None = None
@@ -118,10 +120,15 @@ class ReplicaEngines:
                 self._undo.callback(self.engines[-1].close)
 
     def start(self, on_wait: StartCallback | None = None) -> Self:
-        """Start the replicas one after the other, each as soon as the device's memory is stable, because vLLM takes
-        memory that other processes free or take meanwhile for its own. With a GPU each the first replica compiles, and
-        the others, which find the compiled code, start side by side. Raises EngineFailed, naming the replica, if one
-        does not start or is not a client of the MPS daemon; then all are stopped."""
+        """Start all replicas and return this object.
+
+        Each waits until the device's memory is stable, because vLLM mistakes memory that others take or free for its
+        own. If each has its own GPU, the first one compiles before the others start in parallel.
+
+        Raises:
+            EngineFailed: if a replica does not start, is not a client of the MPS daemon, or has fewer KV blocks than
+                its equals. All are stopped.
+        """
         with undone_on_error(self.close):
             if self.spec.sharing == "gpus":
                 self._start(0, on_wait)
@@ -131,7 +138,7 @@ class ReplicaEngines:
                 for index in range(len(self.spec)):
                     used: int | None = None
                     one_memory = self.spec.platform == "cuda" and self.spec.sharing != "mig"
-                    # Until two readings agree; then, or too late, the engine's own check decides.
+                    # Until two readings agree, or too late; the engine's own check decides then.
                     for _ in range(round(STABLE_WITHIN_S / STABLE_S) if index and one_memory else 0):
                         before, used = used, memory_used(self.device)
                         if before == used:
@@ -152,14 +159,14 @@ class ReplicaEngines:
         self.check(index)
 
     def check(self, index: int) -> None:
-        """Raise EngineFailed, naming the replica, unless it is a client of the MPS daemon, if there is one."""
+        """Raise EngineFailed, naming the replica, if there is an MPS daemon and the replica is not its client."""
         if self._daemon:
             with naming(self.name(index), EngineFailed):
                 self._daemon.verify(self.name(index), self.engines[index].processes())
 
     @property
     def ready(self) -> bool:
-        """Whether all replicas wait for their next loads."""
+        """True if all replicas wait for their next loads."""
         return bool(self.engines) and all(engine.ready for engine in self.engines)
 
     def name(self, index: int) -> str:
@@ -169,10 +176,15 @@ class ReplicaEngines:
     def run(
         self, workloads: Sequence[Workload], loads: Sequence[ClosedLoop], on_progress: ProgressCallback = None
     ) -> tuple[Run, ...]:
-        """Put a load on each replica and return their runs. All begin at once and have one window, which opens when the
-        last replica has settled (`WindowBarrier`). `on_progress` is called with the progress of the first replica.
-        Raises BadUsage for a load without a window, and EngineFailed, naming the replica, if one died; then all are
-        stopped."""
+        """Run a load on each replica in one common window (`WindowBarrier`), and return the runs.
+
+        Args:
+            on_progress: called with the progress of the first replica.
+
+        Raises:
+            BadUsage: if a load has no window.
+            EngineFailed: if a replica died. All replicas are stopped.
+        """
         engines = self.engines
         if any(load.requests is not None for load in loads):
             raise BadUsage(
@@ -195,14 +207,17 @@ class ReplicaEngines:
         return tuple(runs)
 
     def close(self) -> None:
-        """Stop all replicas, and last the MPS daemon. May be called twice."""
+        """Stop all replicas, and then the MPS daemon. It may be called twice."""
         self._undo.close()
 
 
 def equal_parts(near: Sequence[frozenset[int]], ours: frozenset[int]) -> list[tuple[int, ...]]:
-    """Return parts of our CPU cores, one for each engine: equally many, adjacent, no core in two of them, and near its
-    device (`near`: those that are) if there are enough. Measurements on different numbers of cores are not compared.
-    Parts are empty, which means all cores, if there are fewer cores than engines."""
+    """Return disjoint parts of our CPU cores, one per engine and equally large, so that measurements are comparable.
+
+    Args:
+        near: cores near the device of each engine, which are used if there are enough.
+        ours: all our cores. If there are fewer than engines, all parts are empty, which means all cores.
+    """
     sharers = [sum(not here.isdisjoint(there) for there in near) for here in near]
     each = min((len(cores) // max(1, sharing) for cores, sharing in zip(near, sharers)), default=0)
     if each == 0:
@@ -216,7 +231,7 @@ def equal_parts(near: Sequence[frozenset[int]], ours: frozenset[int]) -> list[tu
 
 
 def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
-    """Return the reason that these replicas cannot share the device in this way, in one sentence; None if they can."""
+    """Return in one sentence why these replicas cannot share the device in this way, or None if they can."""
     if spec.platform == "cpu" and len(own_cores()) < len(spec):
         return f"{len(spec)} engines of vLLM's CPU backend need a core each"
     if spec.platform == "simulated" or spec.sharing in ("time-slicing", "gpus", "urls"):
@@ -228,7 +243,7 @@ def cannot_share(spec: ReplicaSpec, device: str) -> str | None:
 
 
 def mig_instances(device: str) -> list[str]:
-    """UUIDs of the MIG instances of a GPU, as NVML lists them; none if MIG is off, or there is no NVML."""
+    """Return the UUIDs of a GPU's MIG instances, or an empty list if MIG is off or NVML fails."""
     import pynvml
 
     try:
@@ -247,7 +262,7 @@ def mig_instances(device: str) -> list[str]:
 
 
 def mps_unable(gpu: str) -> str | None:
-    """Return the reason that MPS cannot run on the GPU of this UUID, in one sentence; None if nothing prevents it."""
+    """Return in one sentence why MPS cannot run on the GPU with this UUID, or None if it can."""
     if platform.system() != "Linux":
         return f"MPS runs on Linux, and this is {platform.system()}"
     if mps_program() is None:
@@ -269,22 +284,31 @@ def mps_unable(gpu: str) -> str | None:
 
 
 def mps_program() -> str | None:
-    """Return the path of the control program; None if there is none."""
+    """Return the path of MPS's control program, or None."""
     return shutil.which(PROGRAM, path=os.pathsep.join([os.environ.get("PATH", os.defpath), DRIVER_FOLDER]))
 
 
 class MpsDaemon(Child):
-    """A control daemon of MPS, which is started when this object is made. It runs in the foreground: with `-d` it would
-    not be our child, and we would have to believe a file that names its process id.
+    """A control daemon of MPS, which the constructor starts.
 
-    environment: The variables that a client's environment needs. Clients run as our user.
+    It runs in the foreground: with `-d` it would not be our child, and its process id would come from a file.
+
+    Attributes:
+        environment: variables that a client needs. Clients run as our user.
     """
 
     log_name = "log/daemon.log"
 
     def __init__(self, gpu: str, thread_percentage: int | None = None) -> None:
-        """Start the daemon of the GPU of that UUID. Raises BadUsage if there is no control program, and EngineFailed if
-        the daemon does not come up. thread_percentage: Percentage of the SMs that each client may use."""
+        """Start the daemon of the GPU with this UUID.
+
+        Args:
+            thread_percentage: percentage of the SMs for each client; None: no limit.
+
+        Raises:
+            BadUsage: if there is no control program.
+            EngineFailed: if the daemon does not come up.
+        """
         if not (found := mps_program()):
             raise BadUsage(
                 f"{PROGRAM} is not on the PATH", "Install the programs of NVIDIA's driver, or use time slicing."
@@ -303,7 +327,7 @@ class MpsDaemon(Child):
         }
         share = {} if thread_percentage is None else {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(thread_percentage)}
         self.environment = shared | share
-        # A limit that we inherit would bind all clients of the daemon. It may look for its server on the PATH.
+        # An inherited limit would apply to all clients. The daemon may look for its server on the PATH.
         own = {name: value for name, value in passed_on(os.environ).items() if not name.startswith("CUDA_MPS_")}
         path = os.pathsep.join([str(Path(found).parent), os.environ.get("PATH", os.defpath)])
         self._own_environment = own | shared | {"PATH": path}
@@ -321,7 +345,7 @@ class MpsDaemon(Child):
             self.check()
 
     def _ask(self, command: str) -> list[int]:
-        """Return the process ids in the daemon's answer; other words are remarks."""
+        """Send a command, and return the process ids in the daemon's answer."""
         try:
             done = subprocess.run(
                 [self._program],
@@ -339,11 +363,11 @@ class MpsDaemon(Child):
         return [int(word) for word in done.stdout.split() if word.isdigit()]
 
     def clients(self) -> set[int]:
-        """Process ids of the clients of all servers; none before the first client came. Raises EngineFailed."""
+        """Return the process ids of the clients of all servers."""
         return {client for server in self._ask("get_server_list") for client in self._ask(f"get_client_list {server}")}
 
     def verify(self, name: str, pids: Collection[int]) -> None:
-        """Raise EngineFailed, naming the replica, unless one of `pids` (all its processes) is a client."""
+        """Raise EngineFailed, naming the replica, unless one of its processes is a client."""
         self.check()
         clients = self.clients()
         if clients.isdisjoint(pids):
@@ -362,8 +386,7 @@ class MpsDaemon(Child):
             raise self.failed(f"ended ({'it was closed' if self.killed else how})")
 
     def failed(self, problem: str, hint: str = "") -> EngineFailed:
-        """Return an error with the last lines of each log: the daemon's, its servers', and what the daemon printed. No
-        log is kept."""
+        """Return an error with the last lines of the logs of the daemon and its servers. The logs are not kept."""
         tails = []
         for log in sorted(self.logs.glob("*.log")):
             tails += [f"  {log.name}", *lines] if (lines := last_lines(log)) else []
@@ -371,8 +394,7 @@ class MpsDaemon(Child):
         return EngineFailed(f"the MPS control daemon {problem}; logs in {self.logs}\n{shown}", hint)
 
     def close(self) -> None:
-        """Ask the daemon to quit, then end what is left, and remove its folder. Its clients have been ended before. May
-        be called twice. Takes a few END_S at most, whatever hangs."""
+        """Stop the daemon and its servers within a few END_S, and remove its folder. Its clients must have ended."""
         if self.killed:
             return
         try:
@@ -391,8 +413,7 @@ class MpsDaemon(Child):
             self.kill()
 
     def _left(self) -> list[int]:
-        """Process ids of the daemon and its servers, by their name and by our folder in their environment, because a
-        server may have left the process group."""
+        # The daemon and its servers, by name and environment, because a server may have left the process group.
         mark = f"CUDA_MPS_PIPE_DIRECTORY={self.pipe}".encode()
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
@@ -407,19 +428,25 @@ Launched = TypeVar("Launched", Engine, ReplicaEngines)
 
 
 class Pool:
-    """The engine or the replicas that run. A request for another specification stops them first.
+    """The engine, or the replicas, that run. A request for another specification stops them first.
 
-    launch: Launches an engine, as `launch_engine` does. starts: The specification of each start, in order. first_start:
-    That of the first one that succeeded, and the seconds that it took. on_wait: Called while an engine starts, with its
-    specification and its log. on_started: Called when an engine is ready, with its specification and the seconds that
-    its start took.
+    Attributes:
+        starts: specification of each start, in order.
+        first_start: specification and seconds of the first successful start.
+        on_wait: called during a start, with the specification and the engine's log.
+        on_started: called after a start, with the specification and the seconds.
     """
 
     def __init__(
         self, launch: Callable[..., Engine] = launch_engine, device: str = "none", timeout_s: float = TIMEOUT_S
     ) -> None:
-        """device: UUID of the device that replicas share. timeout_s: The longest that a request to an endpoint may
-        last."""
+        """Create a pool in which nothing runs.
+
+        Args:
+            launch: function like `launch_engine`.
+            device: UUID of the device that replicas share.
+            timeout_s: time limit of a request to an endpoint.
+        """
         self.launch, self.device = partial(launch, timeout_s=timeout_s), device
         self.starts: list[Engines] = []
         self.first_start: tuple[Engines, float] | None = None
@@ -433,9 +460,12 @@ class Pool:
         return self._running.spec if self._running else None
 
     def engine(self, spec: Engines) -> Engine | ReplicaEngines:
-        """Return the engine, or the replicas, of `spec`: what runs if it is ready, or what is started. Raises BadUsage
-        if replicas cannot share the device in this way (`cannot_share` says it beforehand), and EngineFailed if an
-        engine does not start; what did not start is not tried again."""
+        """Return the engine, or the replicas, of a specification, and start them unless they run and are ready.
+
+        Raises:
+            BadUsage: if the replicas cannot share the device (see `cannot_share`).
+            EngineFailed: if an engine does not start.
+        """
         if self._running and self._running.spec == spec and self._running.ready:
             return self._running
         if isinstance(spec, EngineSpec):
@@ -445,9 +475,14 @@ class Pool:
         return self.start(spec, partial(ReplicaEngines, spec, self.launch, self.device))
 
     def start(self, spec: Engines, launch: Callable[[], Launched], beside: bool = False) -> Launched:
-        """Stop what runs, and start what `launch` returns in its place; beside: or beside it, as an engine that its
-        caller stops. Raises EngineFailed; at once, and nothing is stopped, if this specification was the last one that
-        did not start."""
+        """Stop the engine that runs, and start and return the engine that `launch` returns.
+
+        Args:
+            beside: stop no engine; the caller stops the new one.
+
+        Raises:
+            EngineFailed: if it does not start, or at once if the last failed start had the same specification.
+        """
         if self._failed and self._failed[0] == spec:
             raise EngineFailed(f"not tried again: {self._failed[1].cause}", self._failed[1].hint)
         if not beside:
@@ -466,7 +501,6 @@ class Pool:
         return running
 
     def close(self) -> None:
-        """Stop what runs."""
         running, self._running = self._running, None
         if running:
             running.close()
@@ -476,14 +510,15 @@ class Pool:
 def abreast(
     pool: Pool, launches: Sequence[tuple[EngineSpec, Mapping[str, str]]], beside: bool = False
 ) -> Iterator[list[Callable[[], Engine]]]:
-    """Start functions of engines that are launched at once and then have a device one after the other.
+    """Launch engines at once, and yield functions that start them one after the other.
 
-    All have imported what they need, which is half of a start, before the first of them starts: all under the same
-    conditions, and while nothing is measured. A start ends the engine before it, and in the end all engines end. An
-    engine without a process here is launched when it starts.
+    All engines finish their imports, half of a start, before the first one starts, so that conditions are equal and no
+    import disturbs a measurement. A start ends the engine before it, and the end of the context ends all. An engine
+    without a process on this host is launched by its start.
 
-    launches: The specification and the environment variables of each launch. beside: A start ends no engine, because
-    several live on the device at once.
+    Args:
+        launches: specification and environment variables of each launch.
+        beside: whether a start ends no engine, because several use the device at once.
     """
 
     def take(spec: EngineSpec, extra_env: Mapping[str, str], launched: Engine | None) -> Engine:

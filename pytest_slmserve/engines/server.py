@@ -1,6 +1,6 @@
-"""Engines in a process of their own: vLLM without HTTP, and vLLM's server with our client in front of it.
+"""Engines in their own process: vLLM without HTTP, Transformers, and vLLM's server with our client.
 
-The server is a process of its own, on loopback, with a random key. A plugin of ours (vLLM's entry point group
+The server listens on loopback with a random key. A plugin of ours (vLLM's entry point group
 `vllm.stat_logger_plugins`) writes its steps into a file, by the clock that the client reads.
 """
 
@@ -58,9 +58,9 @@ from pytest_slmserve.telemetry.host import own_cores
 
 START_S = 900.0  # a first start compiles; a large model is read from a slow disk
 WORKER = Path(__file__).parent / "worker" / "vllm_worker.py"
-PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn: we limit how long a start may take
+PATIENCE_S = 86_400  # of vLLM with its own core, which may wait for its turn; START_S limits a start
 # NVLink's multicast needs a fabric manager that containers may not reach, and without it an engine on several GPUs
-# hangs in its first all-reduce. Users who have it say so with --slm-env, which the records then show.
+# hangs in its first all-reduce. Users who have one turn multicast on with --slm-env, which the records then show.
 WITHOUT_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
@@ -72,16 +72,16 @@ COLD = (ROOT, "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 SERVE = WORKER.with_name("vllm_serve.py")
 ONE_FRONT_END, VLLM_SERVE = "vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main"
 HOST = "127.0.0.1"
-NAME = "slm"  # of the model, as requests call it
-GUARD = "vllm_serve.Guard"  # of the worker's folder, which is on the server's path
+NAME = "slm"  # of the model in requests
+GUARD = "vllm_serve.Guard"  # in the worker's folder, which is on the server's path
 ANSWER_S = 60.0  # a first request with log probabilities compiles, on cores that other processes may use
 REST_S = 10.0
 IDLE_S = 0.2  # without a step; a long step of many prompts takes as much
 FIRST_PORT, TRIES = 20_000, 20
 OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 DRAWN_WEIGHTS = 9973  # of adapters
-# Words of a made tokenizer: ASCII's visible characters, and names by which grammars know a token that ends a text.
-# With a blank among them, a model with made weights could put blanks between the parts of JSON for ever.
+# Words of a made tokenizer: visible ASCII characters, and names by which grammars know a token that ends a text. With a
+# blank among them, a model with dummy weights could put blanks between the parts of JSON forever.
 SPELLING, ENDS = [*map(chr, range(33, 127))], ("</s>", "<|end_of_text|>", "<|eot_id|>")
 NOT_OF_A_SERVER = {"skip_tokenizer_init", "disable_log_stats"}
 # The entry point by which vLLM finds our plugin, in a distribution on its path.
@@ -92,10 +92,10 @@ PLUGIN = {
 
 
 class ProcessEngine(Engine):
-    """An engine in a process of its own. When it is launched it imports what it needs, and then waits for `start`.
+    """An engine in its own process, which imports its packages at launch and then waits for `start`.
 
-    A file in its folder says that its turn has come. Each of its processes makes a file beside it as soon as it has
-    imported everything, and waits (`worker/slm_facts.py`).
+    A file in its folder signals its turn. Each of its processes makes a file beside it when its imports are complete,
+    and waits (`worker/slm_facts.py`).
     """
 
     child: Child
@@ -103,8 +103,15 @@ class ProcessEngine(Engine):
     def __init__(
         self, spec: EngineSpec, *, extra_env: Mapping[str, str] | None = None, cores: Collection[int] = ()
     ) -> None:
-        """Launch the engine. Raises BadUsage if its model cannot be described. extra_env: Environment variables of this
-        launch only, which change no measurement. cores: CPU cores that the engine may use. Defaults to all."""
+        """Launch the engine.
+
+        Args:
+            extra_env: environment variables of this launch only, which change no measurement.
+            cores: CPU cores for the engine; empty: all.
+
+        Raises:
+            BadUsage: if its model cannot be described.
+        """
         super().__init__(spec)
         self.ready = False
         self._cores = cores
@@ -124,7 +131,6 @@ class ProcessEngine(Engine):
             self.child.kill()
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
-        """Wait until the engine is ready, and return the facts that it reports of itself. Raises EngineFailed."""
         raise NotImplementedError
 
     def await_turn(self, on_wait: StartCallback | None = None) -> None:
@@ -132,13 +138,13 @@ class ProcessEngine(Engine):
         self.child.wait_until(lambda: self._waiting_since() is not None, START_S, late, on_wait)
 
     def _waiting_since(self) -> float | None:
-        """Return the time of day at which the last of its processes began to wait; None unless all of them wait."""
+        """Return the time of day at which the last process began to wait, or None unless all processes wait."""
         stamps = [path.stat().st_mtime for path in self._turn.parent.glob(f"{self._turn.name}.*")]
         return max(stamps) if len(stamps) >= self.spec.tensor_parallel_size else None
 
     def start(self, on_wait: StartCallback | None = None) -> Self:
         since = self._waiting_since()
-        waited_s = max(0.0, time.time() - since) if since else 0.0  # which is no part of its start
+        waited_s = max(0.0, time.time() - since) if since else 0.0  # not a part of its start
         self._turn.touch()
         with undone_on_error(self.child.kill):
             facts = self._await_ready(on_wait)
@@ -155,7 +161,7 @@ class ProcessEngine(Engine):
 
 
 class OfflineEngine(ProcessEngine):
-    """vLLM's asynchronous engine, or another one whose worker answers the same messages."""
+    """vLLM's asynchronous engine, or another engine whose worker answers the same messages."""
 
     worker = WORKER
 
@@ -166,7 +172,7 @@ class OfflineEngine(ProcessEngine):
             self.child.send(**self.arguments(model))
 
     def arguments(self, model: str) -> Message:
-        """Return the first message to the worker: the arguments of its engine. model: a folder or a Hub name."""
+        """Return the first message to the worker: the arguments of its engine, with a folder or a Hub name as model."""
         return engine_arguments(self.spec, model)
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
@@ -178,7 +184,7 @@ class OfflineEngine(ProcessEngine):
     def ask(
         self, progress: ProgressCallback = None, barrier: WindowBarrier | None = None, /, **message: Any
     ) -> Message:
-        """Send one message to the worker, and return its answer. Raises EngineFailed."""
+        """Send a message to the worker and return its answer."""
         self.ready = False
         answer = converse(self.child, progress, barrier, **message)
         self.ready = True
@@ -194,7 +200,7 @@ class OfflineEngine(ProcessEngine):
         if adapters := workload.spec.adapters:
             name, path = adapter_name(adapters.rank), adapter_folder(self.spec, adapters.rank)
             asked = [request.adapter for request in workload.requests]
-            first = MOST_ADAPTERS * adapters.rank  # those of another rank have other numbers in the engine
+            first = MOST_ADAPTERS * adapters.rank  # adapters of another rank have other numbers in the engine
             further |= {"adapters": {"asked": asked, "name": name, "first": first, "path": path}}
         if workload.spec.schema:
             further |= {"schema": workload.spec.schema}
@@ -226,7 +232,7 @@ class OfflineEngine(ProcessEngine):
         return problem
 
     def close(self) -> None:
-        """Stop the process: by a message if it waits for one, and at once during a load, whose end it would await."""
+        """Stop the process: by a message if it waits for one, and by a signal during a load."""
         polite, self.ready = self.ready, False
         if not polite:
             return self.child.kill()
@@ -236,7 +242,7 @@ class OfflineEngine(ProcessEngine):
 
 
 class BatchedEngine(OfflineEngine):
-    """Transformers' generate() on batches that are made one after the other."""
+    """Transformers' generate() on batches, one after the other."""
 
     worker = WORKER.with_name("hf_worker.py")
     jobs_only = True
@@ -251,12 +257,12 @@ class BatchedEngine(OfflineEngine):
 
 
 class ServerEngine(ProcessEngine):
-    """vLLM's own server. Our client runs on the CPU cores that the server may use."""
+    """vLLM's own server. Our client runs on the CPU cores of the server."""
 
     windows_of_schedules = True
     client: LoadClient | None = None  # started as soon as the server is ready
-    _path = ""  # that the client sends requests to
-    _fresh: FreshPrompts | None = None  # if prompts are to have so much in common and no more
+    _path = ""  # of the client's URL
+    _fresh: FreshPrompts | None = None  # if a cache may serve only a given part of the prompts
     _writers = 0  # of its trace
 
     def _launch(self, model: str, folder: Path, environment: dict[str, str]) -> None:
@@ -289,10 +295,9 @@ class ServerEngine(ProcessEngine):
             self.client = LoadClient(f"http://{HOST}:{self.port}{self._path}", self._headers, self._cores)
 
     def _await_ready(self, on_wait: StartCallback | None) -> Mapping[str, Any]:
-        """Wait until the server answers and all of its HTTP processes have reported their limits, because an answer of
-        one says nothing of the others. The facts are these limits, and those of the model's process if vLLM's developer
-        endpoint tells them."""
 
+        # All HTTP processes must have reported their limits, because an answer of one does not show that others are
+        # ready.
         def limits() -> list[dict[str, Any]]:
             return [line for line in trace_lines(self.trace) if isinstance(line, dict)]
 
@@ -317,7 +322,7 @@ class ServerEngine(ProcessEngine):
         return facts
 
     def _ask(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        """Status and text of one answer of the server."""
+        """Return status and text of the server's answer."""
         text = None if body is None else json.dumps(body)
         status, _, answer = ask_once(method, f"http://{HOST}:{self.port}{path}", self._headers, text, ANSWER_S)
         return status, answer
@@ -336,7 +341,6 @@ class ServerEngine(ProcessEngine):
         self.client.load(workload, [*map(json.dumps, bodies)], *((own.mark, own.rounds) if own else ()))
 
     def _load_adapters(self, workload: Workload) -> None:
-        """Have the server load the adapters that requests ask for. Raises EngineFailed."""
         if adapters := workload.spec.adapters:
             names = {asked_for(request, workload) for request in workload.requests} - self._adapters
             path = adapter_folder(self.spec, adapters.rank) if names else ""
@@ -351,15 +355,15 @@ class ServerEngine(ProcessEngine):
         assert self.client, "it has been started"
         before = self.trace.stat().st_size
         found = self.client.run(load, progress, barrier)
-        # The server serves the requests that the load's end has cut off until it notices. That must be over when the
-        # next load begins.
+        # The server serves the requests that the load's end has cut off until it notices, and the next load must begin
+        # after that.
         seen, until = -1, time.monotonic() + REST_S
         while (size := self.trace.stat().st_size) != seen and time.monotonic() < until:
             seen = size
             time.sleep(IDLE_S)
         if self.child.process.poll() is not None:
             raise self.child.failed(f"died while it served ({found[0]['first_failure']})")
-        # Several writers each know of the tokens that went through them: no row is a whole step.
+        # Each of several writers sees only its own tokens, so no row is a whole step.
         rows = trace_lines(self.trace, before) if self._writers <= 1 else []
         run = run_of(found, workload, [row for row in rows if row[0] >= found[0]["began"]])
         assert run.stream, "there was a client"
@@ -382,8 +386,7 @@ class ServerEngine(ProcessEngine):
         return found
 
     def _complete(self, request: Request, more: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request, which is not streamed. more: further fields of its body. Raises
-        EngineFailed."""
+        """Return the answer to one request without streaming, whose body has further fields."""
         body = {**body_of(request, NAME), **more, "stream": False}
         del body["stream_options"]
         try:
@@ -406,9 +409,11 @@ class ServerEngine(ProcessEngine):
 
 
 def server_command(spec: EngineSpec, model: str, port: int) -> list[str]:
-    """Module and command line of the server: the arguments of the engine without HTTP, so that the interfaces can be
-    compared, and its own. Several HTTP processes need `vllm serve`, but that needs a distribution named vllm, and
-    builds for a CPU need not have that name."""
+    """Return the module and the command line of vLLM's server.
+
+    It has the arguments of the engine without HTTP, so that the interfaces can be compared. Only several HTTP processes
+    use `vllm serve`, because it needs a distribution named vllm, and builds for a CPU may have another name.
+    """
     arguments = {name: value for name, value in engine_arguments(spec, model).items() if name not in NOT_OF_A_SERVER}
     if spec.caches_prefixes:
         arguments = {"enable_prompt_tokens_details": True, **arguments}
@@ -419,9 +424,14 @@ def server_command(spec: EngineSpec, model: str, port: int) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port that the system gives to no connection, if there are such ports. Until the server listens there a
-    minute may pass, in which the client of another server opens hundreds of connections. Raises EngineFailed if no port
-    is free."""
+    """Return a free port, outside the range of ports that the system gives to connections if possible.
+
+    Until the server listens there, a minute may pass in which the client of another server opens hundreds of
+    connections.
+
+    Raises:
+        EngineFailed: if no port is free.
+    """
     try:
         lowest = int(OF_CONNECTIONS.read_text().split()[0])
     except OSError:  # not Linux
@@ -438,15 +448,17 @@ def free_port() -> int:
 
 
 def trace_lines(trace: Path, after: int = 0) -> list[Any]:
-    """Return the lines that the plugin wrote from byte `after` on, as values: the limits that each HTTP process, or
-    each engine behind one, reports when it is ready, and a row for each step."""
+    """Return the complete lines that the plugin wrote from byte `after` on, as JSON values.
+
+    They are the limits of each HTTP process, or of each engine behind it, and a row for each step.
+    """
     with trace.open("rb") as file:
         file.seek(after)
         return [json.loads(line) for line in file if line.endswith(b"\n")]
 
 
 def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
-    """Arguments of vLLM's AsyncEngineArgs for `spec`, with `model` a folder or a Hub name."""
+    """Return the arguments of vLLM's AsyncEngineArgs for `spec`, with a folder or a Hub name as model."""
     arguments = {
         "model": model,
         "load_format": spec.load_format,
@@ -468,12 +480,16 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
 
 
 def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Collection[int] = ()) -> dict[str, str]:
-    """Return the environment of an engine: the part of ours that an engine may see, what its platform needs, and last
-    what the specification says. A token of the Hub is passed on only if real weights are loaded. cores: The CPU cores
-    of an engine that is pinned. Each of its processes gets as many, neighbors together."""
+    """Return an engine's environment: the part of ours that it may see, and variables of platform and specification.
+
+    A token of the Hub is passed on only if real weights are loaded.
+
+    Args:
+        cores: CPU cores of a pinned engine, which are divided among its processes.
+    """
     env = passed_on(inherited, hub=spec.load_format == "auto")
     env |= {"VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
-    env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # of all engines: it is in the hash of what is compiled
+    env["VLLM_ENGINE_READY_TIMEOUT_S"] = f"{PATIENCE_S}"  # equal for all engines, because the compile cache hashes it
     if spec.load_format == "dummy":
         env["HF_HUB_OFFLINE"] = "1"
     several = spec.tensor_parallel_size > 1
@@ -487,7 +503,7 @@ def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Co
     if spec.platform == "cuda" and (several or spec.gpu > 0 or visible):
         devices = [device.strip() for device in visible.split(",") if device.strip()]
         env["CUDA_VISIBLE_DEVICES"] = ",".join(devices[i] if devices else str(i) for i in spec.gpus)
-        if several or spec.gpu > 0:  # by the order of the bus, which is NVML's: CUDA's own puts the fastest first
+        if several or spec.gpu > 0:  # NVML's order, because CUDA's own order puts the fastest GPU first
             env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     env |= {**(WITHOUT_MULTICAST if several else {}), **dict(spec.env)}
     if cores and spec.platform == "cpu":
@@ -497,9 +513,13 @@ def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Co
 
 
 def model_for(spec: EngineSpec) -> str:
-    """Return the name or folder by which the engine loads its model: with dummy weights a folder in the user's cache
-    with its configuration and a tokenizer, made if it does not exist, whose name depends on their content. Raises
-    BadUsage if it cannot be made, or holds something else, because then another model would be measured."""
+    """Return the name or the folder by which the engine loads its model.
+
+    With dummy weights, this is a folder in the user's cache with the model's configuration and a tokenizer.
+
+    Raises:
+        BadUsage: as in `kept_folder`.
+    """
     if spec.load_format == "auto":
         return hub_name(spec.model)
     model, name = spec.known_model, short_name(spec.model)
@@ -508,7 +528,7 @@ def model_for(spec: EngineSpec) -> str:
 
 
 def asked_for(request: Request, workload: Workload) -> str:
-    """Return the name by which a request asks our server for its model, or for its adapter."""
+    """Return the name of the model or the adapter that a request asks our server for."""
     adapters = workload.spec.adapters
     return f"{adapter_name(adapters.rank)}-{request.adapter}" if adapters and request.adapter else NAME
 
@@ -518,9 +538,13 @@ def adapter_name(rank: int) -> str:
 
 
 def adapter_folder(spec: EngineSpec, rank: int) -> str:
-    """Return the folder with a LoRA adapter of this rank for the model, as PEFT writes it: made weights for every
-    linear layer of attention and feed-forward. It is in the user's cache, and serves under as many numbers as there are
-    adapters, because vLLM loads one by its number. Raises BadUsage as `model_for` does."""
+    """Return the folder of a LoRA adapter in PEFT's format, with made weights for all linear layers of the model.
+
+    One folder serves for all adapters of a rank, because vLLM loads an adapter by its number.
+
+    Raises:
+        BadUsage: as in `kept_folder`.
+    """
     layers = spec.known_model.adapted
     told = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "bias": "none"}
     described = json.dumps({**told, "target_modules": sorted({name.rpartition(".")[2] for name in layers})})
@@ -534,9 +558,10 @@ def adapter_folder(spec: EngineSpec, rank: int) -> str:
 
 
 def safetensors(shapes: Mapping[str, tuple[int, int]]) -> bytes:
-    """Return a file of matrices of these shapes in float16, in safetensors' format: the length of a JSON header, the
-    header, and the values. They are small, drawn once, and repeated: no two rows are alike, for their number is
-    prime."""
+    """Return a file of float16 matrices of these shapes, in safetensors' format.
+
+    The values are small, drawn once, and repeated. Their number is prime, so that no two rows are alike.
+    """
     header, at = {}, 0
     for name, (rows, columns) in shapes.items():
         header[name] = {"dtype": "F16", "shape": [rows, columns], "data_offsets": [at, at := at + 2 * rows * columns]}
@@ -548,8 +573,14 @@ def safetensors(shapes: Mapping[str, tuple[int, int]]) -> bytes:
 
 
 def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
-    """Return the folder of these files in the user's cache, whose name has a hash of their `content`; made if it does
-    not exist. Raises BadUsage if it cannot be made, or holds something else."""
+    """Return the folder of these files in the user's cache, which is made if it does not exist.
+
+    Args:
+        content: hash of the content, for the folder's name.
+
+    Raises:
+        BadUsage: if the folder cannot be made, or holds something else, because then another model would be measured.
+    """
     folder = user_cache() / f"{name}-{content}"
     try:
         if not folder.is_dir():
@@ -573,10 +604,11 @@ def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
 
 
 def tokenizer_files(model: Model) -> dict[str, str]:
-    """Return the files of a tokenizer with a word for each token, because a server turns tokens into text and with
-    dummy weights there is no tokenizer. No token is special, because special tokens have no text, and a server does not
-    send a token without text. A model that generates can spell JSON: words in the middle are `SPELLING`, and tokens
-    that end its text have names of their own."""
+    """Return the files of a tokenizer with a word for each token, for the server of a model with dummy weights.
+
+    No token is special, because a server does not send special tokens, which have no text. A model that generates can
+    spell JSON: the words in the middle are `SPELLING`, and the tokens that end its text have the names of `ENDS`.
+    """
     named = [f"t{i}" for i in range(model.vocabulary)]
     if "generate" in model.kinds and (middle := model.vocabulary // 2) > len(SPELLING):
         named[middle : middle + len(SPELLING)] = SPELLING
@@ -593,17 +625,16 @@ def tokenizer_files(model: Model) -> dict[str, str]:
 
 @contextmanager
 def caches(how: Caches, side: Side, specs: Mapping[Side, EngineSpec]) -> Iterator[Mapping[str, str]]:
-    """Environment variables with the caches of compiled code, for a launch of that side of a gate.
+    """Yield the environment variables of the compile caches for a launch of one side of a gate.
 
-    Cold: an empty folder, which is removed afterwards. vLLM 0.32 keeps what it compiles in VLLM_CACHE_ROOT
-    (`vllm/envs.py`), and inductor's part of it too; Triton's unless TRITON_CACHE_DIR is set
-    (`vllm/compilation/compiler_interface.py`). Other compiled code is kept in TORCHINDUCTOR_CACHE_DIR
+    Cold caches are an empty folder, which is removed afterwards. vLLM 0.32 keeps its compiled code in VLLM_CACHE_ROOT
+    (`vllm/envs.py`), with inductor's, and with Triton's unless TRITON_CACHE_DIR is set
+    (`vllm/compilation/compiler_interface.py`). Other code is in TORCHINDUCTOR_CACHE_DIR
     (`torch/_inductor/runtime/cache_dir_utils.py`) and TRITON_CACHE_DIR.
 
-    Warm: the usual caches. If the sides may run different code, because they differ in interpreter or variables, each
-    side has a folder of its own, which stays. vLLM keeps what it knows of a model's class for one version of its file
-    (`vllm/model_executor/models/registry.py`), so two releases that take turns in one folder would each import vLLM
-    again, in one more process. A side whose variables name a cache keeps that cache.
+    Warm caches are the usual ones. If interpreter or variables of the sides differ, each side has its own lasting
+    folder, unless its variables name one. In a common folder, two releases would import vLLM again at each start,
+    because vLLM keeps its facts of a model's class for one version (`vllm/model_executor/models/registry.py`).
     """
     if how == "cold":
         with tempfile.TemporaryDirectory(prefix="pytest-slmserve-cold-", ignore_cleanup_errors=True) as folder:

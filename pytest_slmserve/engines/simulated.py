@@ -1,7 +1,6 @@
-"""An engine that is a formula on a virtual clock, so that a test knows the plateau beforehand.
+"""An engine that is a formula on a virtual clock, so that a test knows its plateau in advance.
 
-It runs the admission logic of the real worker and makes the same records. Its numbers are simulated and say so:
-platform and device are "simulated".
+It paces loads like the real worker and makes the same records, with "simulated" as platform and device.
 """
 
 import math
@@ -22,12 +21,16 @@ from pytest_slmserve.schema.specs import OF_ADAPTERS, SLEEP_MODE, SPECULATIVE, E
 from pytest_slmserve.telemetry import sampler
 from pytest_slmserve.telemetry.host import Reading
 
-TICK_S = 0.25  # the speed of a noisy host is constant for so long
+TICK_S = 0.25  # in which the speed of a noisy host is constant
 
 
 class HostNoise:
-    """The factor of a host's speed at a time: the exponential of an Ornstein-Uhlenbeck process of this standard
-    deviation, and of a time constant of so many seconds."""
+    """The factor of a host's speed over time: the exponential of an Ornstein-Uhlenbeck process.
+
+    Args:
+        sd: standard deviation of the process.
+        seconds: time constant.
+    """
 
     def __init__(self, sd: float, seconds: float, seed: str) -> None:
         self._sd, self._keeps, self._chance = sd, math.exp(-TICK_S / seconds), random.Random(seed)
@@ -41,57 +44,54 @@ class HostNoise:
 
 
 BLOCK_SIZE = 16
-BYTES_PER_S = 1e12  # the imagined device reads so fast, and does nothing else while it generates
-# And it computes so fast what gives one result, and prompts if it has a cache of them: elsewhere they are free.
-FLOPS_PER_S = 1e14
-LEAST_READ_S = 1e-4  # but no weights in less: of a tiny model a window would have a million steps
-LAYOUT_UNKNOWN = 1 << 17  # bytes per token of a model whose cache only a real engine knows: a guess
+BYTES_PER_S = 1e12  # memory bandwidth; reading is all that the imagined device does while it generates
+FLOPS_PER_S = 1e14  # for results, and for prompts that a cache may serve in part; other prompts are free
+LEAST_READ_S = 1e-4  # of all weights, because a window of a tiny model would have a million steps
+LAYOUT_UNKNOWN = 1 << 17  # bytes per token, a guess, if only a real engine knows the model's cache
 MAX_STEPS = 2_000_000
-LAYER_LAUNCH_S = 0.5e-3  # in which a host launches the kernels of a layer: without captured graphs a step waits for it
-DRAWN = 2736  # launches so drawn that, by default, a gate comes out as docs/gate-an-upgrade.md says
-BESIDE = 0.2  # of the scatter of launches: what real ones of both sides at once leave of it
+LAYER_LAUNCH_S = 0.5e-3  # host time to launch a layer's kernels, for which a step waits without captured graphs
+DRAWN = 2736  # seed of launches, with which a gate by default ends as docs/gate-an-upgrade.md says
+BESIDE = 0.2  # share of the scatter that real launches keep if both sides run at the same time
 SAME_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "dtype")  # of a specification and its engine
-SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter of NVML's clock event reasons
-# Of the imagined device: shares by which a step takes longer with adapters, and with each that has a slot (of rank 8),
-# and bytes per second of the copy of one into a slot, for which all others wait: a PCI Express 4.0 x16.
+SLOW_HZ, HW_THERMAL_SLOWDOWN = 1.6e9, 0x40  # the latter is one of NVML's clock event reasons
+# Shares by which a step takes longer with adapters, and with each adapter of rank 8 in a slot, and bytes/s of a copy
+# into a slot (PCI Express 4.0 x16), during which all requests wait.
 ADAPTED_SHARE, SLOT_SHARE, COPIED_PER_S = 0.1, 0.002, 25e9
 NO_FAULTS = {"batching", "wait_s", "quantization", "kv_cache_dtype", SPECULATIVE, *OF_ADAPTERS}
 NO_FAULTS |= {"skip_tokenizer_init", "num_gpu_blocks_override", SLEEP_MODE}
-START_S, COLD_S = 20.0, 30.0  # of a start with warm caches, and what compiling adds with cold ones
-# Of a start of START_S; a longer one compiles for longer, and a shorter one is shorter in all stages.
+START_S, COLD_S = 20.0, 30.0  # of a start with warm caches, and of further compiling with cold caches
+# Of a start of START_S. A longer start only compiles for longer, and a shorter one is shorter in all stages.
 STAGES = {"import": 9.0, "device": 0.5, "weights": 1.5, "profile": 1.0, "kv cache": 0.5, "capture": 2.5, "rest": 1.0}
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Planted behaviour, from `EngineSpec.extra` (`--slm-engine-arg NAME=VALUE`).
+    """Injected behavior, from `EngineSpec.extra` (`--slm-engine-arg NAME=VALUE`).
 
     Attributes:
-        t_inf, b_half: Output tokens/s and sequences of T(B) = t_inf*B/(B + b_half). Default to those of the model.
-        noise: Relative standard deviation of the speed between runs.
-        preempt_from: Batch from which a step preempts.
-        die_at, fail_at: Concurrency at which the engine dies, or its requests fail.
-        sensors, profiler: Whether the device has sensors, and the release a profiler.
-        engine_active, dram_active, tensor_active, sm_occupancy, power_w, memory_used: Values of the sensors
-            (`telemetry.source`). By default the memory in use, in bytes, is not reported.
-        start_s: Seconds that the start took with warm caches; beyond 20 they are of compiling.
-        wake_s: Seconds from sleep, which takes half of that.
-        other_token_at: Position from which its outputs are not those of the formula.
-        logprob_drift: Nats by which the tokens of the baseline are less likely.
-        slow_clock_from, lost_from, hot_from: Concurrency from which the SM clock sinks at times (noise), a sensor is
-            lost (degraded), or the heat brakes the clock (invalid).
-        all_reduce_s: Seconds that a step on several GPUs waits for each of its two all-reduces in a layer.
-        imbalance: Share by which the last of several GPUs takes less power than the first.
-        scatter: Relative standard deviation of the speed between launches of a gate. That of their starts is three
-            times as large.
-        slowdown: Share by which a step takes longer.
-        acceptance, draft_cost: With a `speculative_config`, tokens that drafts add to the one of a sequence in a step,
-            in the mean, and the share by which each sequence of a step costs more.
-        structured_cost: Share by which a step takes longer with structured output.
-        host_s: Seconds of the host in a step: the step takes the longer of these and its kernels, and the noise is the
-            host's alone.
-        host_noise, host_noise_s: Relative standard deviation of the speed over time, and its time constant.
-        lasts_s: Seconds of real time that a run takes at least, during which other things can happen.
+        t_inf, b_half: output tokens/s and sequences of T(B) = t_inf*B/(B + b_half). Default to those of the model.
+        noise: relative standard deviation of the speed between runs.
+        preempt_from: batch from which a step preempts.
+        die_at, fail_at: concurrency at which the engine dies, or its requests fail.
+        sensors, profiler: whether the device has sensors, and the release a profiler.
+        engine_active, dram_active, tensor_active, sm_occupancy, power_w, memory_used: values of the sensors. By default
+            the memory in use, in bytes, is not reported.
+        start_s: seconds of a start with warm caches; compiling takes those beyond 20.
+        wake_s: seconds to wake up. Falling asleep takes half of it.
+        other_token_at: position from which the outputs differ from the formula.
+        logprob_drift: nats that are subtracted from each score.
+        slow_clock_from, lost_from, hot_from: concurrency from which the SM clock is low at times, a sensor is lost, or
+            heat slows the clock.
+        all_reduce_s: seconds of each of a layer's two all-reduces on several GPUs.
+        imbalance: share by which the last of several GPUs takes less power than the first.
+        scatter: relative standard deviation of the speed between launches of a gate; for starts three times as large.
+        slowdown: share by which a step takes longer.
+        acceptance: with a `speculative_config`, mean number of draft tokens accepted per sequence and step.
+        draft_cost: with a `speculative_config`, share by which each sequence of a step costs more.
+        structured_cost: share by which a step takes longer with structured output.
+        host_s: host seconds in a step. The step takes the longer of these and its kernels, and only the host is noisy.
+        host_noise, host_noise_s: relative standard deviation of the speed over time, and its time constant.
+        lasts_s: least real seconds of a run, during which a test can do other things.
     """
 
     t_inf: float | None = None
@@ -130,36 +130,33 @@ class Faults:
 
 @dataclass(slots=True)
 class _Sequence:
-    """A request on its way. cached: of its prompt, tokens that come from a cache. first_step: the step that makes its
-    first token; None while it waits. steps: those that make its tokens, if it is served to its end. number: its own in
-    the load."""
-
     request: int
     sent_s: float
     prompt: int
     wanted: int
-    cached: int = 0
+    cached: int = 0  # prompt tokens from a cache
     admitted_s: float | None = None
-    first_step: int | None = None
-    steps: int = 0
-    number: int = 0
+    first_step: int | None = None  # the step of its first token
+    steps: int = 0  # until its last token, if it is served to its end
+    number: int = 0  # in the load
 
 
 def made_after(steps: int, acceptance: float) -> int:
-    """Return tokens of a sequence after so many steps, the first of which makes one; each later one may add from a
-    draft."""
+    """Return the tokens of a sequence after this many steps, of which all but the first accept drafts."""
     return steps + int((steps - 1) * acceptance + 1e-9) if steps > 0 else 0
 
 
 class SimulatedEngine(Engine):
-    """An engine that serves T(B) = t_inf*B/(B + b_half). By default these are the two numbers that the model's
-    configuration gives at 1 TB/s or, if that would read all weights in less than 0.1 ms, at the speed that takes so
-    long. On several GPUs each GPU does its part of a step, and then waits for the others. If it is to cache prefixes,
-    and prompts share some, whole blocks of what a group shares come from its cache after the first request of the
-    group, and the rest takes time.
+    """An engine with the throughput T(B) = t_inf*B/(B + b_half) at batch B.
 
-    speed: The share of its device's speed that other engines leave to it. gpus: Number of GPUs whose sensors it
-    reports; 0 for its own. extra_env: Environment variables of this launch only.
+    By default both numbers follow from the model's configuration at 1 TB/s, or more slowly if all weights would be read
+    in less than 0.1 ms. Several GPUs each do a part of a step, and then wait for each other. If prefixes are cached,
+    whole blocks of a group's shared prefix come from the cache after its first request, and the rest takes time.
+
+    Args:
+        speed: share of the device's speed that other engines leave to it.
+        extra_env: environment variables of this launch.
+        gpus: number of GPUs whose sensors it reports; 0: its own.
     """
 
     def __init__(
@@ -184,7 +181,7 @@ class SimulatedEngine(Engine):
         noise = self.faults.host_noise, self.faults.host_noise_s
         self.host = HostNoise(*noise, f"host {spec.seed}") if noise[0] else None
         self._kept: dict[tuple[str, int], int] = {}  # tokens of the longest prefix, by workload and group
-        self.ran_s = 0.0  # of all runs so far, because the host's noise goes on
+        self.ran_s = 0.0  # in all runs, because the host's noise continues from run to run
         layout = kv_cache.kv_layout(spec)
         blocks = kv_cache.predicted_blocks(spec)
         if blocks is None:
@@ -205,16 +202,19 @@ class SimulatedEngine(Engine):
         )
 
     def start_of(self, pace: float, cold: bool = False) -> dict[str, Any]:
-        """Return the seconds of a start that takes `pace` times as long as by the formula, and of its stages."""
+        """Return the seconds of a start and of its stages, which take `pace` times as long as by the formula."""
         start_s = pace * self.faults.start_s
         stages = {name: seconds * min(1.0, self.faults.start_s / START_S) * pace for name, seconds in STAGES.items()}
         more_s = pace * COLD_S * cold
         stages["compile"] = start_s - math.fsum(stages.values()) + more_s
-        del stages["rest"]  # which is what is left
+        del stages["rest"]
         return {"ready_s": start_s + more_s, "stages": tuple(stages.items())}
 
     def law(self, workload: Workload) -> tuple[float, float]:
-        """t_inf in outputs/s and b_half in sequences, of one GPU. A result takes the arithmetic of its whole text."""
+        """Return t_inf in outputs/s and b_half in sequences, of one GPU.
+
+        A result, for example an embedding, costs the arithmetic of its whole text.
+        """
         weights: float = self.resolved.weight_bytes or 0
         if workload.spec.kind != "generate":
             operations = 2 * (self.model.active or LAYOUT_UNKNOWN) * workload.mean_prompt_tokens
@@ -228,8 +228,10 @@ class SimulatedEngine(Engine):
         return self.faults.t_inf or speed / per_sequence, self.faults.b_half or weights / per_sequence
 
     def drawn_law(self, workload: Workload) -> tuple[float, float]:
-        """Return the law of all its GPUs in one run, with the noise of the run: t_inf in output tokens/s, without the
-        waits of the GPUs for each other, and b_half in sequences."""
+        """Return t_inf in output tokens/s and b_half in sequences for all GPUs in one run, with the noise of the run.
+
+        The waits of the GPUs for each other are not included.
+        """
         t_inf, b_half = self.law(workload)
         t_inf *= self.speed * math.exp(self.random.gauss(0.0, self.faults.noise)) / (1 + self.faults.slowdown)
         if workload.spec.response_format:
@@ -244,9 +246,6 @@ class SimulatedEngine(Engine):
         return int(self.spec.arguments.get("max_loras", 0))
 
     def differ(self, launch: str, beside: bool = False, cold: bool = False) -> None:
-        """Change the speed and the time of the start by chance, and by the same amount for the same name of a launch in
-        a gate. Little, if both sides live on the device: most of what differs between launches is then common. With
-        cold caches it compiles for longer."""
         chance = random.Random(f"{DRAWN} {self.spec.seed} {launch}")
         if beside:  # the windows of two sides have no noise in common
             self.random.seed(f"{self.spec.seed} {launch}")
@@ -255,13 +254,12 @@ class SimulatedEngine(Engine):
         self.resolved = replace(self.resolved, **self.start_of(pace, cold))
 
     def nap(self) -> tuple[float, float]:
-        """Half of `wake_s`, and `wake_s`, which scatter between launches as starts do."""
+        # It scatters between launches as starts do.
         pace = math.exp(random.Random(f"{self.resolved.ready_s}").gauss(0.0, 3 * self.faults.scatter))
         return pace * self.faults.wake_s / 2, pace * self.faults.wake_s
 
     def _run(self, workload: Workload, load: Message, progress: ProgressCallback, barrier: WindowBarrier | None) -> Run:
-        """Serve the load on the virtual clock, which needs no barrier: engines that are alike have all settled after
-        the same time."""
+        # It needs no barrier, because equal engines settle at the same time of their virtual clocks.
         faults = self.faults
         loop = pacer_of(load, [request.output_tokens for request in workload.requests])
         if loop.concurrency >= faults.die_at:
@@ -284,8 +282,11 @@ class SimulatedEngine(Engine):
         return Run(samples, steps, window, failed, why, telemetry=telemetry)
 
     def sensed(self, window_s: tuple[float, float], concurrency: float, busy: float) -> Telemetry:
-        """Readings through the window and one interval around it, all alike except for what is planted. busy: share of
-        the time in which a kernel ran."""
+        """Return equal sensor readings through the window and one interval around it, apart from injected faults.
+
+        Args:
+            busy: share of the time in which a kernel ran.
+        """
         faults, (opens, closes) = self.faults, window_s
         planted = {
             of.ENGINE_ACTIVE: busy * faults.engine_active,
@@ -312,8 +313,6 @@ class SimulatedEngine(Engine):
         return found.telemetry(0.0)
 
     def _from_cache(self, workload: Workload, request: int, follows: bool) -> int:
-        """Return the tokens of a prompt that come from the cache of prefixes, which keeps what the prompt shares, or in
-        a conversation the prompt of the turn before. follows: Whether its user has sent that."""
         if workload.spec.turns > 1:
             return len(workload.requests[request - 1].prompt) // BLOCK_SIZE * BLOCK_SIZE if follows else 0
         group, shared = (workload.hash, request % workload.spec.prefix_groups), workload.requests[request].shared
@@ -321,13 +320,10 @@ class SimulatedEngine(Engine):
         return min(kept, shared) // BLOCK_SIZE * BLOCK_SIZE
 
     def _served(self, loop: ClosedLoopPacer, workload: Workload) -> tuple[Samples, Steps, list[float], int]:
-        """Return the requests that were sent, the steps, the seconds of kernels in each, and the number of requests
-        that have not ended.
-
-        The engine runs as many sequences as its limit and its KV cache allow at full length, so it never preempts by
-        itself. When a sequence ends is known as soon as it is admitted: so the cost of a step here depends on the
-        sequences that begin and end with it, and not on the batch.
-        """
+        """Return samples, steps, kernel seconds of each step, and the number of requests that have not ended."""
+        # As many sequences run as the limit and the KV cache allow at full length, so the engine never preempts. The
+        # end of a sequence is known at its admission, so the work here per step depends only on sequences that begin
+        # or end with it.
         (t_inf, b_half), limits = self.drawn_law(workload), self.limits
         windows = self.resolved.kv_windows or (None,)
         blocks = kv_cache.request_blocks(limits, windows, BLOCK_SIZE, workload.longest)
@@ -340,7 +336,7 @@ class SimulatedEngine(Engine):
         prompt_s = 2 * (self.model.active or 0) / speed if workload.spec.finds_prefixes else 0.0  # of a token
         kernels = list[float]()  # seconds of each step
         asked = workload.spec.adapters
-        # The adapters that have a slot, those asked for last at the end.
+        # The adapters in a slot, the most recently used last.
         slots = dict.fromkeys(range(1, 1 + min(asked.count, self._slots))) if asked else {}
         copy_s = self.model.adapter_slot_bytes(asked.rank) / COPIED_PER_S if asked else 0.0
         drafts = bool(self.spec.speculation)
@@ -349,11 +345,11 @@ class SimulatedEngine(Engine):
             n: next(steps for steps in range(int(n / (1 + acceptance)), n + 1) if made_after(steps, acceptance) >= n)
             for n in {request.output_tokens for request in workload.requests}
         }
-        now, admitted, ended, prompted = 0.0, 0, 0, 0  # prompted: tokens done of the prompt that is next
+        now, admitted, ended, prompted = 0.0, 0, 0, 0  # prompted: computed tokens of the next prompt
         sent, steps = list[_Sequence](), list[tuple[Any, ...]]()
         ends = defaultdict[int, list[int]](list)  # by step, the numbers of the requests
         for number in range(MAX_STEPS):
-            if len(sent) == ended:  # nothing happens until somebody comes
+            if len(sent) == ended:  # idle until the next request
                 coming = loop.next_s if isinstance(loop, SchedulePacer) else loop.next_free
                 now = max(now, coming or now)
             loop.join(now, now)
@@ -429,20 +425,18 @@ class SimulatedEngine(Engine):
         return samples, trace, kernels, len(sent) - ended
 
     def outputs(self, workload: Workload, requests: int, length: int) -> Outputs:
-        """Return tokens that are drawn from the seed and the request; from `other_token_at` on, other tokens."""
         drawn = [random.Random(f"{self.spec.seed} {number}") for number in range(min(requests, len(workload.requests)))]
         tokens = [[each.randrange(self.model.vocabulary) for _ in range(length)] for each in drawn]
         return tuple(tuple(t + (at >= self.faults.other_token_at) for at, t in enumerate(row)) for row in tokens)
 
     def scores(self, workload: Workload, outputs: Outputs) -> tuple[float, ...]:
-        """Its own tokens are likely and other tokens less so, with the scatter of a launch's roundings."""
+        # Its own tokens are likely and other tokens less so, with the scatter of a launch's roundings.
         chance = random.Random(self.launch)
         own = self.outputs(workload, len(outputs), max(map(len, outputs), default=0))
         likely = (-0.5 if tokens == mine[: len(tokens)] else -2.0 for tokens, mine in zip(outputs, own))
         return tuple(chance.gauss(each - self.faults.logprob_drift, 1e-3) for each in likely)
 
     def _profile(self, load: Message) -> str | None:
-        """Write an empty file in place of a trace."""
         if not self.faults.profiler:
             return "the simulated engine has no profiler, as it was told to"
         write_file(Path(self.extra_env[PROFILE_FOLDER]) / f"{self.launch}.trace.json", "{}\n")
@@ -450,8 +444,10 @@ class SimulatedEngine(Engine):
 
 
 class SimulatedBatches(SimulatedEngine):
-    """A simulated engine that makes batches one after the other, whose cache grows with the batch. A step of B slots
-    takes (b_half + B)/t_inf seconds, the formula of `SimulatedEngine`, whether their requests have ended or not."""
+    """A simulated engine that serves static batches, one after the other.
+
+    A step of B slots takes (b_half + B)/t_inf seconds, as in `SimulatedEngine`, even if their requests have ended.
+    """
 
     jobs_only = True
 

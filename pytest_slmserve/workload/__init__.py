@@ -1,1 +1,1 @@
-"""Requests and their arrivals, made from datasets, traces and lengths. Nothing here knows an engine."""
+"""Requests and their arrival times, made from datasets, traces and lengths, without knowledge of engines."""

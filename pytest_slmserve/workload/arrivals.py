@@ -1,10 +1,8 @@
-"""Times at which requests are sent: seconds since the beginning of a load, the same for one seed on every machine.
+"""Times at which requests are sent, in seconds since the beginning of a load; one seed gives the same times everywhere.
 
-Every process is one of unit rate, whose time is then stretched: a gap of 1 becomes 1/rate seconds, in a ramp by the
-rate of the step it falls into. For a Poisson process this is exact (an inhomogeneous one is a homogeneous one on the
-scale of its expected count; E. Çinlar, Introduction to Stochastic Processes, 1975). A trace has times of its own.
-
-Counts are left to chance: nothing is stretched afterwards so that the last request comes at requests/rate.
+Each arrival process has unit rate, and its time is then stretched: a gap of 1 becomes 1/rate seconds, with the rate of
+the current step. For a Poisson process this is exact (E. Çinlar, Introduction to Stochastic Processes, 1975). The
+number of requests is random, because times are not rescaled so that the last request comes at requests/rate.
 """
 
 import math
@@ -21,25 +19,23 @@ from pytest_slmserve.schema.errors import UNUSABLE, BadDataset, BadUsage, json_v
 from pytest_slmserve.schema.specs import OpenLoop
 from pytest_slmserve.workload.tokens import draws
 
-LONGEST_LINE = 1 << 20  # characters, of which the ids of a row of Mooncake have some thousand
-LEAST_BURSTINESS = 0.01  # gaps then vary by ten times their mean, and come in bursts of a hundred requests
+LONGEST_LINE = 1 << 20  # characters; the ids of a Mooncake row have some thousand
+LEAST_BURSTINESS = 0.01  # the standard deviation of gaps is ten times their mean, with bursts of a hundred requests
 
 
 def schedule(
     steps: Sequence[tuple[float, float]], burstiness: float = 1.0, seed: int = 0, requests: int | None = None
 ) -> tuple[float, ...]:
-    """Return the times at which to send the requests of an open loop: seconds since the beginning, ascending. By chance
-    there may be none, and if gaps are very uneven two may come at the same instant.
+    """Return the times at which an open loop sends its requests: seconds since its beginning, ascending.
 
     Args:
-        steps: Requests per second, and seconds, of each step; a rate of 0 is a pause. One step is a constant rate. A
-            request at the instant at which the last step ends is not sent.
-        burstiness: Shape of the gamma distribution of the gaps, whose mean is 1/rate, as vLLM names it: 1 is Poisson,
-            less comes in bursts, more is more even, infinity is constant, with the first request at 0.
-        requests: Number of requests, if that ends the load; the last step may then be infinitely long.
+        steps: (requests/s, seconds) of each step; a rate of 0 is a pause. The end of the last step is not included.
+        burstiness: shape of the gamma distribution of the gaps, as in vLLM: 1 is Poisson, smaller is burstier, larger
+            is more even, and infinity is constant with the first request at 0.
+        requests: number of requests after which the load ends; the last step may then be infinitely long.
 
     Raises:
-        BadUsage: A rate, a duration or the burstiness is out of range.
+        BadUsage: if no rate is above 0, or a rate, a duration or the burstiness is out of range.
     """
     if not any(rate > 0 for rate, _ in steps):
         raise BadUsage(
@@ -53,12 +49,12 @@ def schedule(
         hint = f"Use burstiness=1 (Poisson), less for bursts (at least {LEAST_BURSTINESS}), more for even gaps."
         raise BadUsage(f"a burstiness of {burstiness}", hint)
     clock = pairwise(accumulate((seconds for _, seconds in steps), initial=0.0))
-    scale = pairwise(accumulate((rate * seconds for rate, seconds in steps), initial=0.0))  # each takes up so much
+    scale = pairwise(accumulate((rate * seconds for rate, seconds in steps), initial=0.0))  # expected requests
     unit = _unit_times(burstiness, seed)
     times: list[float] = []
     time = next(unit)
     for (rate, _), (begin_s, end_s), (begin, end) in zip(steps, clock, scale, strict=True):
-        last_s = math.nextafter(end_s, begin_s)  # rounding must not put one into the step after
+        last_s = math.nextafter(end_s, begin_s)  # rounding must not move a request into the next step
         while time < end and len(times) != requests:
             times.append(min(begin_s + (time - begin) / rate, last_s))
             time = next(unit)
@@ -68,20 +64,18 @@ def schedule(
 def job(
     requests: int, rate: float = math.inf, seed: int = 0, max_concurrency: int | None = None, burstiness: float = 1.0
 ) -> OpenLoop:
-    """Return a job with its times: those of a gamma process, unless all requests come at once."""
+    """Return the load of a fixed number of requests, with arrival times unless all are sent at once."""
     load = OpenLoop(rate=rate, requests=requests, seed=seed, max_concurrency=max_concurrency, burstiness=burstiness)
     return load if load.at_once else replace(load, schedule_s=schedule([(rate, math.inf)], burstiness, seed, requests))
 
 
 def _unit_times(shape: float, seed: int) -> Iterator[float]:
-    """Yield times of a process of rate 1 whose gaps have a gamma distribution of this shape, stationary from 0 on.
-
-    The time to the first one is that from any instant to the next: a uniform share of a gap chosen in proportion to its
-    length, whose shape is one more (D. R. Cox, Renewal Theory, 1962). Were it a whole gap, bursty arrivals would
-    begin with too many requests, (1/shape - 1)/2 of them. For Poisson it is the same.
-    """
+    """Yield the times of a stationary process of rate 1 with gamma-distributed gaps."""
     if shape == math.inf:
         yield from map(float, count())
+    # The time to the first request is a uniform share of a gap chosen in proportion to its length, whose shape is one
+    # more (D. R. Cox, Renewal Theory, 1962). With a whole gap, bursty arrivals would begin with (1/shape - 1)/2
+    # requests too many. For Poisson both are the same.
     stream = draws(seed, "arrivals")
     time = next(stream) * _gamma(shape + 1, stream) / shape
     while True:
@@ -89,11 +83,11 @@ def _unit_times(shape: float, seed: int) -> Iterator[float]:
         time += -math.log1p(-next(stream)) if shape == 1 else _gamma(shape, stream) / shape
 
 
+# G. Marsaglia and W. W. Tsang, A simple method for generating gamma variables, ACM TOMS 26 (2000) 363-372, without the
+# squeeze. Below shape 1, as they advise, a variate of shape + 1 times u^(1/shape). Normal variates by the polar method
+# of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964) 260-264. Python guarantees only its uniform stream, so
+# `gammavariate` is not used.
 def _gamma(shape: float, stream: Iterator[float]) -> float:
-    """Return a gamma variate of scale 1 by G. Marsaglia and W. W. Tsang, A simple method for generating gamma
-    variables, ACM TOMS 26 (2000) 363-372, without its squeeze; below shape 1 as they advise: a variate of shape + 1,
-    times u^(1/shape). Normal variates are by the polar method of G. Marsaglia and T. A. Bray, SIAM Review 6 (1964)
-    260-264. Python guarantees only its uniform stream, so its own `gammavariate` is not used."""
     if shape < 1:
         return _gamma(shape + 1, stream) * math.pow(1 - next(stream), 1 / shape)
     d = shape - 1 / 3
@@ -121,8 +115,13 @@ BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request: seconds since the beginning, and prompt and output tokens. blocks: names of the prompt's blocks of
-    `BLOCK_TOKENS` tokens, if the trace has them: prompts begin alike for as long as these are equal."""
+    """A request of a trace.
+
+    Attributes:
+        offset_s: seconds since the first row.
+        lengths: prompt and output tokens.
+        blocks: names of the prompt's blocks of `BLOCK_TOKENS` tokens, if known. Equal names mean equal tokens.
+    """
 
     offset_s: float
     lengths: tuple[int, int]
@@ -131,22 +130,28 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests of a trace. left_out: rows that cannot be served, because they are too long or have no token one way.
-    None was shortened: it would be another request."""
+    """The requests of a trace that can be served.
+
+    Attributes:
+        left_out: number of skipped rows, which are too long or have no prompt or output tokens. Rows are never
+            shortened, because that would make another request.
+    """
 
     rows: tuple[TraceRow, ...]
     left_out: int
     source: str
 
     def times(self, speed: float = 1.0) -> tuple[float, ...]:
-        """When the requests came, in seconds, `speed` times as fast: 2 takes half the time and has twice the rate."""
+        """Return the arrival times in seconds, `speed` times as fast: 2 halves the duration and doubles the rate."""
         return tuple(row.offset_s / speed for row in self.rows)
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """Yield all rows of a trace of either format in their order, one in memory at a time; the first has offset 0.
-    Raises BadDataset for a file that is no trace, and, with the number of the line, for a line that is damaged or
-    earlier than the line before it."""
+    """Yield the rows of a trace in either format, one in memory at a time. The first row has offset 0.
+
+    Raises:
+        BadDataset: if the file is not a trace, or if a line is damaged or earlier than the line before.
+    """
     try:
         file = open(path.expanduser(), encoding="utf-8-sig", errors="replace", opener=regular)  # noqa: SIM115
     except OSError as error:
@@ -179,13 +184,13 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
 
 
 def _azure_row(line: str, columns: Sequence[int]) -> tuple[int, int, int]:
-    """Nanoseconds since 1970, prompt tokens and output tokens of a line of CSV. An instant, such as 2023-11-16
-    18:15:46.6805900, would lose its last digits as a float or a datetime. Raises LookupError or ValueError."""
+    """Return nanoseconds since 1970, prompt tokens and output tokens. Raise LookupError or ValueError."""
     cells = line.split(",")
     instant, prompt, output = (cells[column].strip() for column in columns)
     match = INSTANT.fullmatch(instant)
     if match is None:
         raise ValueError
+    # Integers, because 2023-11-16 18:15:46.6805900 would lose its last digits as a float or a datetime.
     second, fraction, zone = match.groups()
     whole = datetime.fromisoformat(second + ("+00:00" if zone in (None, "Z") else zone)) - BEGINNING
     at_ns = (whole.days * 86_400 + whole.seconds) * NANOSECONDS + int((fraction or "").ljust(9, "0"))
@@ -193,8 +198,7 @@ def _azure_row(line: str, columns: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _mooncake_row(line: str) -> tuple[Any, ...]:
-    """Nanoseconds on the trace's own clock, prompt tokens, output tokens, and the names of the prompt's blocks, of a
-    line of JSON. Raises ValueError where the time is no number, and what Python raises for entries that are missing."""
+    """Return nanoseconds on the trace's clock, prompt tokens, output tokens, and the names of the prompt's blocks."""
     facts = json_value(line)
     at_ms, prompt, output = (facts[name] for name in MOONCAKE)
     if type(at_ms) not in (int, float) or not math.isfinite(at_ms):
@@ -205,10 +209,15 @@ def _mooncake_row(line: str) -> tuple[Any, ...]:
 
 
 def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hint: str = "Allow more tokens.") -> Trace:
-    """Return the requests of a file that fit, and come before `until_s`, in seconds of the trace since its first row. A
-    request fits if prompt and output together have no more than `max_model_len` tokens, and each has one or more. The
-    file is read no further than it must be. Raises BadDataset as `read_trace` does, and with the hint if nothing is
-    left."""
+    """Return the requests of a trace that fit and come before `until_s`, in seconds since the first row.
+
+    Args:
+        max_model_len: limit of prompt and output tokens together. A request also needs at least one of each.
+        hint: hint of the error if no request is left.
+
+    Raises:
+        BadDataset: as in `read_trace`, and if no request is left.
+    """
     rows: list[TraceRow] = []
     left_out = 0
     for row in takewhile(lambda row: row.offset_s < until_s, read_trace(path)):
@@ -224,6 +233,5 @@ def load_trace(path: Path, *, max_model_len: int, until_s: float = math.inf, hin
 
 
 def sample_lengths(trace: Trace, requests: int, seed: int) -> list[tuple[int, int]]:
-    """Prompt and output tokens of so many rows, drawn with replacement: pairs, as they came together. More requests
-    begin with the same ones."""
+    """Return (prompt, output) tokens of rows drawn with replacement. More requests begin with the same rows."""
     return [trace.rows[int(pick * len(trace.rows))].lengths for pick in islice(draws(seed, "trace"), requests)]

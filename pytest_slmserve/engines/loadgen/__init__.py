@@ -1,1 +1,1 @@
-"""The load generator: a process of its own on the standard library alone, with kernel receive stamps."""
+"""The load generator: a separate process with only the standard library, which uses the kernel's receive times."""

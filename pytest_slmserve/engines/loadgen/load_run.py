@@ -1,17 +1,16 @@
-"""A load generator in its own process: one load after the other on one server. JSON lines in, JSON lines out, over an
-inherited socket.
+"""A load generator in its own process, which runs one load after the other on one server.
 
     python loadgen/load_run.py FD PARENT_PID
 
-The first line in names the server: `url`, `headers`, and `timeout_s` of a request. Then `load` hands over the bodies,
-and `run` a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`. A run that
-is one of several at once has a time at which it begins (`at`), sends `settled`, and gets its window by `open`. All
-times are `time.monotonic()`.
+It exchanges JSON lines over an inherited socket. The first line in names the server: `url`, `headers`, and `timeout_s`
+of a request. Then `load` gives the bodies, `run` starts a load, and `close` ends the process without an answer. Lines
+out are `ready` or `failed`, `loaded`, `progress` and `done`. One of several concurrent runs begins at a given time
+(`at`), sends `settled`, and gets its window by `open`. All times are `time.monotonic()`.
 
-A load is a `closed_loop`, as the engine's worker has it, or an `open_loop`: a `schedule` of seconds since the
-beginning, and a `window` in it. `done` has `began`, `window`, `on_schedule`, `first_failure`, the rows `failed`,
-`unsent`, `waited`, `client_cpu_s`, the results of `results_of`, and `doubt_s`: by how much the stamps of a piece's
-chunks can be wrong, on the average and at most. It is 0 for a piece that is one chunk.
+A load is a `closed_loop`, like that of the engine's worker, or an `open_loop` with a `schedule` in seconds since the
+beginning and a `window`. `done` has `began`, `window`, `on_schedule`, `first_failure`, the rows `failed`, `unsent`,
+`waited`, `client_cpu_s`, the results of `results_of`, and `doubt_s`: the mean and the largest error of the times of
+chunks that came in one piece. It is 0 for a piece that is one chunk.
 """
 
 import gc
@@ -42,13 +41,13 @@ Message = dict[str, Any]
 
 
 def results_of(streams: Sequence[RequestStream], window: Window, steps: Sequence[Window] = ()) -> Message:
-    """Return the results of the requests of a load that did not fail.
+    """Return the results of the requests of a load that did not fail:
 
-    Returns:
-        samples: a row for each request, in any order. bins: tokens received in each span of BIN_S. A request's tokens
-        that its chunks do not show, by the server's count, came evenly with those that they show; without such a count,
-        they are assumed as in the other requests, but no more than were requested. gaps: those in the window, and in
-        that of each step of a ramp. told, chunks: tokens by the server's count, and the number of their chunks.
+    - `samples`: a row for each request, in any order.
+    - `bins`: tokens received in each span of BIN_S. Tokens beyond a request's chunks, by the server's count, are spread
+      over its chunks. Without a count, the ratio of the other requests is used, up to the tokens requested.
+    - `gaps`: histograms of the window, and of the window of each step of a ramp.
+    - `told`, `chunks`: tokens by the server's count, and the number of their chunks.
     """
     counted = [stream.answer for stream in streams if stream.answer.usage[1] is not None]
     shown = sum(sum(answer.tokens) for answer in counted)
@@ -73,8 +72,10 @@ def results_of(streams: Sequence[RequestStream], window: Window, steps: Sequence
 
 
 def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
-    """Return a histogram of the times between successive chunks that both lie in the window: bin i holds gaps from
-    LEAST_S * GROWTH**i on; -1 holds those below LEAST_S. And their sum, which the bins do not have."""
+    """Return a histogram of the times between successive chunks in the window, and the sum of these times.
+
+    Bin i has gaps from LEAST_S * GROWTH**i on, and bin -1 has gaps below LEAST_S.
+    """
     begin, end = window
     counts: Counter[int] = Counter()
     sum_s = 0.0
@@ -87,8 +88,10 @@ def gaps(streams: Iterable[Sequence[float]], window: Window) -> Message:
 
 
 def parts_of(load: Message, processes: int) -> list[Message]:
-    """Return the parts of a load that client processes send, one for each but none without a request: of `count`
-    processes each sends every count-th request, for its share of the users."""
+    """Return the parts of a load for several client processes, of which none is empty.
+
+    Each of n processes sends every n-th request, for its share of the users.
+    """
     divided = {name: load[name] for name in ("requests", "concurrency", "most") if load.get(name) is not None}
     scheduled = [len(load["schedule"])] if "schedule" in load else []
     count = max(1, min(processes, *scheduled, *divided.values()))
@@ -102,19 +105,22 @@ def parts_of(load: Message, processes: int) -> list[Message]:
     return parts
 
 
-AHEAD_S, AHEAD = 1.0, 1000  # connections that wait for a schedule: for the most requests in a second, and at most
+AHEAD_S, AHEAD = 1.0, 1000  # connections opened for a schedule: the most requests in this time, up to this number
 PROGRESS_S = 0.5
-FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up when more fail than either
+FAILURES, FAILED_SHARE = 5, 0.05  # a load is given up if more requests fail than both allow
 
 
 class LoadRun:
-    """One load on one server. The users of a closed loop send their next request when the last one has ended. Those of
-    an open loop send one each, at times since `began`, whatever the server does; if only so many may be in flight, one
-    that comes meanwhile is due when another has ended.
+    """One load on one server.
 
-    connections: how many to open before it begins. waited_s: how long each that was sent was held back, in the order
-    sent; empty without such a limit. ended, failed: the streams of the requests that have ended well, or were cut off,
-    and of those that have failed.
+    Each user of a closed loop sends a request when the last one has ended. In an open loop, each request is sent at its
+    time since `began`, whatever the server does, or above the concurrency limit as soon as another one has ended.
+
+    Attributes:
+        connections: number of connections to open before the load begins.
+        waited_s: delay of each sent request by the concurrency limit; empty without a limit.
+        ended: streams of the requests that have ended well or were cut off.
+        failed: streams of the requests that have failed.
     """
 
     def __init__(
@@ -127,10 +133,16 @@ class LoadRun:
         bounded: bool = True,
         streamed: bool = True,
     ) -> None:
-        """message: The load, and `at` if it begins with others; without it: now. The load's `part`, of several
-        processes, says that this one sends every count-th request from the index-th on. requests, output_tokens: Those
-        of all processes, and the tokens that each asks for. bounded: No answer can have more. streamed: Answers are
-        streams of tokens, and not one result each."""
+        """Prepare the load of a message.
+
+        Args:
+            message: the load, and the time `at` which it begins; without it: now. With a `part` of the load, this
+                process sends every count-th request from the index-th on.
+            requests: of all processes.
+            output_tokens: number that each request asks for.
+            bounded: whether no answer can have more tokens than that.
+            streamed: whether answers are streams of tokens, and not single results.
+        """
         load = self.load = message["load"]
         self.at: float | None = message.get("at")
         self.requests, self.output_tokens, self.streams, self.lines = requests, output_tokens, streams, lines
@@ -143,19 +155,18 @@ class LoadRun:
         self.ended: list[RequestStream] = []
         self.failed: list[RequestStream] = []
         most = load.get("most")
-        self._places = None if most is None else deque([0.0] * most)  # free since when
+        self._places = None if most is None else deque([0.0] * most)  # times since which places are free
         self._given: Window | None = load.get("window")
         coming = (bisect_right(self.schedule, at + AHEAD_S) - first for first, at in enumerate(self.schedule))
         self.connections = min(AHEAD, most or AHEAD, max(coming)) if self.schedule else self.loop.concurrency
         self._lead = Lead(streams.in_flight, streams.read)
-        self._lived = 0.0  # steps by the answers that have ended
+        self._lived = 0.0  # steps, by the answers that have ended
         self._unsettled = gated and self.loop.requests is None
         self._unopened = False
 
     @property
     def next_due(self) -> float:
-        """The time at which the next request is due; inf if none has a time, or if nobody can know it until another has
-        ended."""
+        """Time at which the next request is due; inf if it depends on the end of another request, or none follows."""
         if not self.schedule:
             return math.inf if self.loop.next_free is None else self.loop.next_free
         if self.loop.sent >= len(self.schedule) or (self._places is not None and not self._places):
@@ -163,8 +174,7 @@ class LoadRun:
         return self.began + self.schedule[self.loop.sent]
 
     def due(self, now: float) -> list[tuple[int, float | None]]:
-        """Return the numbers of the requests to send now, with the time at which each was due if there is a
-        schedule."""
+        """Return the numbers of the requests to send now, and the time at which each was due if there is a schedule."""
         found: list[tuple[int, float | None]] = []
         self.loop.join(now, now - self.began)
         while self._places != deque() and (number := self.loop.free_request(now)) is not None:
@@ -177,8 +187,7 @@ class LoadRun:
         return found
 
     def release(self, now: float, number: int = 0, steps: int = 0) -> None:
-        """The user of the request of this number, which has ended, is free once he has thought. It lived for `steps`,
-        whether the lead saw them or it came in one piece."""
+        """Free the user of an ended request after the think time, and count the steps of its life."""
         self.loop.come_back(now + self.loop.rest_s(self._of_all(number)), number)
         if self._places is not None:
             self._places.append(now)
@@ -188,14 +197,13 @@ class LoadRun:
                 self.loop.stepped(now)
 
     def follow(self) -> None:
-        """Count the steps since the last call. If this loop is one of several, report that it has settled, and take the
-        window that the parent sets."""
+        """Count the steps since the last call, report that the load has settled, and receive a common window."""
         if self.loop.requests is not None:
             return
         for at in self._lead.steps():
             self.loop.stepped(at)
-        # No request lasts longer than its time limit, so what has not settled after that never does: it has its window
-        # all the same.
+        # No request lasts longer than its time limit, so a load that has not settled after that never settles. It gets
+        # its window nevertheless.
         timeout_s = self.streams.timeout_s
         latest = self.began + (1 + self.loop.settled_steps / self.loop.lifetime_steps) * timeout_s
         if self.loop.opened_at is not None:
@@ -224,7 +232,7 @@ class LoadRun:
         self.requests.begin_anew()
         gc.collect()
         gc.freeze()
-        gc.disable()  # a collection in the middle of a run would hold up all streams
+        gc.disable()  # a collection would delay all streams
         cpu = time.process_time()
         try:
             self._serve()
@@ -249,7 +257,6 @@ class LoadRun:
         }
 
     def _serve(self) -> None:
-        """Send the requests and note their answers until the load is over."""
         streams = self.streams
         streams.begin_anew(self.connections)
         while self.at is not None and (left := self.at - time.monotonic()) > 0:
@@ -273,7 +280,7 @@ class LoadRun:
                 streams.expire(now)
                 tokens = streams.tokens_read + streams.pieces - streams.pieces_read  # an unread piece counts as one
                 _, has_room, _ = select.select([], [self.lines.end], [], 0)
-                if has_room:  # a parent that does not listen must not hold up the streams
+                if has_room:  # a parent that does not listen must not delay the streams
                     self.lines.say(
                         event="progress",
                         phase=self.phase(now),
@@ -290,7 +297,7 @@ class LoadRun:
 
     @property
     def given_up(self) -> bool:
-        """Whether too many requests have failed, or no user has heard anything for as long as one request may last."""
+        """True if too many requests have failed, or if one has and a closed loop receives nothing for `timeout_s`."""
         if len(self.failed) > max(FAILURES, FAILED_SHARE * self.loop.sent):
             return True
         users_failed = bool(self.failed) and "schedule" not in self.load
@@ -310,25 +317,24 @@ class LoadRun:
         return (first + stride * conversation) * self.loop.turns + turn  # type: ignore[no-any-return]
 
     def _note(self, stream: RequestStream) -> int:
-        """Note the answer of a stream, or its failure. Returns the steps that the answer took: a token each, and as
-        many as were requested if it came in one piece; 0 of a failure."""
+        """Record an answer or a failure, and return the steps that the answer took."""
         answer = stream.answer
         shown, told = sum(answer.tokens), answer.usage[1]
         if stream.failure is None and (told or 0) > max(stream.wanted, shown):
             why = f"the server counts {told} output tokens of a request for {stream.wanted}"
             stream.failure, stream.failed = ("malformed", why), stream.read_until
-        # What is kept of a request is kept until the load ends, of which it may be one of millions.
+        # A load may have millions of requests, whose streams are kept until it ends.
         del answer.response
         stream.body = b""
         if stream.failure is not None:
             self.failed.append(stream)
             return 0
         self.ended.append(stream)
+        # A token is a step. If the answer came in one piece, the requested tokens count.
         return stream.wanted if len(answer.times) < 2 else max(shown if told is None else told, len(answer.times))
 
 
 def _main() -> None:
-    """Serve the parent's messages until one is `close`, or the parent is gone; `failed` if the client cannot start."""
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(descriptor, False)
     with guarded(parent), suppress(Ended):
@@ -351,7 +357,7 @@ def _main() -> None:
                     lines.say(event="loaded")
                 case "run":
                     lines.say(**LoadRun(message, requests, output_tokens, streams, lines, **how).result())
-                # not "open", of a run that ended before it heard of its window
+                # "open" comes too late if the run has already ended.
 
 
 if __name__ == "__main__":

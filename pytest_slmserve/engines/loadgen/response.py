@@ -1,4 +1,4 @@
-"""The response of a server to one request: pieces of bytes with their times in, tokens with their times out."""
+"""The response of a server to one request, from pieces of bytes with their times to tokens with their times."""
 
 import json
 import re
@@ -14,14 +14,17 @@ WITHOUT_BODY = {204, 304}
 
 
 class Malformed(Exception):
-    """Bytes that are no HTTP/1.1 response, or that end in the middle of one."""
+    """The error of bytes that are not an HTTP/1.1 response, or that end in the middle of one."""
 
 
 class Response:
-    """One response, which is fed the bytes that arrive.
+    """One response, parsed as its bytes arrive.
 
-    status is None until the head is complete; header names are in lower case. `reusable`: the connection may carry
-    another request, which holds only once the response has `ended`.
+    Attributes:
+        status: None until the head is complete.
+        headers: with names in lower case.
+        ended: whether the response is complete.
+        reusable: whether the connection may carry another request, once the response has ended.
     """
 
     def __init__(self) -> None:
@@ -30,15 +33,17 @@ class Response:
         self.ended = False
         self.reusable = False
         self._rest = b""
-        self._left = 0  # bytes of a body, or of a chunk, that are still to come
-        self._in_chunk = False  # the end of line after it included
+        self._left = 0  # bytes of a body or a chunk that are still to come
+        self._in_chunk = False  # or in the end of line after it
         self._in_trailer = False
         self._interim = 0
         self._next: Callable[[bytes], bytes] | None = self._head  # None: the rest is body, until the peer closes
 
     def feed(self, data: bytes) -> bytes:
-        """Return the part of the body that is in `data`; no data: the peer has closed, which ends a body that nothing
-        else ends. Raises Malformed."""
+        """Return the part of the body in `data`. Raise Malformed if it is not HTTP.
+
+        Empty data means that the peer has closed, which ends a body without a length.
+        """
         if not data and not self.ended and self._next:
             raise Malformed("the connection broke off" if self.status else "the connection was closed unanswered")
         if data and self.ended:
@@ -49,7 +54,6 @@ class Response:
         return self._next(data) if data and self._next else data
 
     def _head(self, data: bytes) -> bytes:
-        """Read status line and headers; they say how the body ends, which `_next` reads from then on."""
         blank = BLANK_LINE.search(data)
         if not blank:
             if len(data) > HEAD_LIMIT or not (data[:5] == b"HTTP/" or b"HTTP/".startswith(data)):
@@ -73,7 +77,7 @@ class Response:
         self.reusable = "close" not in wanted
         length = self.headers.get("content-length", "")
         chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
-        # Either ends the body elsewhere, so another reader takes other bytes for the next response (RFC 9112, 6.3).
+        # Readers could disagree where the body ends and the next response begins (RFC 9112, 6.3).
         if len({value for name, value in named if name == "content-length"}) > 1:
             raise Malformed("content lengths that differ")
         if length and chunked:
@@ -103,7 +107,6 @@ class Response:
         return body
 
     def _chunks(self, data: bytes) -> bytes:
-        """Return the body in chunks, and the trailer, by a loop, because a piece of a busy stream holds many."""
         body, at = [], 0
         while at < len(data):
             if self._left:
@@ -144,9 +147,9 @@ EVENT_STREAM = "text/event-stream"
 STREAMS = (200, 201)
 DECODER = json.JSONDecoder()
 READ_OF_A_BODY = 1 << 16  # bytes
-MOST_TOKENS = 1 << 31  # of a request: what is more is no count
-MOST_CHUNKS = 1 << 20  # of an answer that may be as long as it likes
-PER_TOKEN, MORE_CHUNKS = 16, 64  # chunks without token ids, of servers that divide the text of a token
+MOST_TOKENS = 1 << 31  # of a request; a larger number is not a count
+MOST_CHUNKS = 1 << 20  # of an answer without a limit
+PER_TOKEN, MORE_CHUNKS = 16, 64  # chunks without token ids, because some servers divide the text of a token
 HOLDS_TOKENS = (
     "content",
     "reasoning_content",
@@ -157,16 +160,20 @@ HOLDS_TOKENS = (
     "function_call",
     "refusal",
 )
-# How a generation ends that has not failed: by OpenAI's reference, by vLLM (`repetition`), and by servers that name the
-# token it ends with (Text Generation Inference). Any other reason, such as "abort" or "content_filter", is a failure.
+# Reasons of a successful end: of OpenAI's reference, of vLLM (`repetition`), and of servers that name the last token
+# (Text Generation Inference). Any other reason, for example "abort" or "content_filter", is a failure.
 WHOLE = {"stop", "length", "tool_calls", "function_call", "repetition", "eos", "eos_token", "stop_sequence"}
-RESULTS = ("data", "results")  # of vectors and classes, and of scores
-TELLS_ERROR = ("code", "message", "detail")  # of an object without a choice and a usage
+RESULTS = ("data", "results")  # keys of vectors and classes, and of scores
+TELLS_ERROR = ("code", "message", "detail")  # keys of an error without choices and usage
 
 
 class RequestFailed(Exception):
-    """The reason of a failure. kind: the same in a word or two: "HTTP 503", "no stream", "error in the stream",
-    "finish_reason abort", "malformed", "broke off", "no tokens" or "no result"."""
+    """The failure of a request.
+
+    Attributes:
+        kind: its reason in a word or two: "HTTP 503", "no stream", "error in the stream", "error in the answer",
+            "finish_reason abort", "malformed", "broke off", "no tokens" or "no result".
+    """
 
     def __init__(self, kind: str, why: str) -> None:
         super().__init__(why)
@@ -174,19 +181,24 @@ class RequestFailed(Exception):
 
 
 class Answer:
-    """The answer to one streaming completion so far, or to a request for a result, which comes as one JSON object.
+    """The answer to a streaming completion so far, or to a request for a result, which is one JSON object.
 
-    times: when each chunk with tokens arrived. tokens: how many each of them has, as far as it says so itself: as many
-    as there are token ids, or one. A chunk of a completion has a token even if its text is empty, as that of a special
-    token or of half a character is, unless all it has is the reason of the end. usage: prompt and completion tokens, as
-    the server counts them. cached: those of the prompt that the server had in its prefix cache, if it says so.
-    complete: the server has said that this is all.
+    Attributes:
+        times: arrival time of each chunk with tokens.
+        tokens: number in each of these chunks: its token ids, or one.
+        usage: prompt and completion tokens by the server's count.
+        cached: prompt tokens from the server's prefix cache, if it reports them.
+        complete: whether the server has reported the end.
     """
 
     def __init__(self, wanted: int | None = None, streamed: bool = True) -> None:
-        """wanted: The most output tokens that it may have; None: as many as it likes. It may have more chunks, because
-        the last one may repeat the one before, and some servers divide a token's text. streamed: Whether tokens are
-        awaited, and not a result."""
+        """Await an answer.
+
+        Args:
+            wanted: limit of output tokens; None: no limit. There may be more chunks, because the last one may repeat
+                the one before, and some servers divide a token's text.
+            streamed: whether the answer is a stream of tokens, and not a result.
+        """
         self._wanted = MOST_CHUNKS if wanted is None else wanted
         self._most = MOST_CHUNKS if wanted is None else PER_TOKEN * wanted + MORE_CHUNKS
         self._shown = self._with_ids = 0  # tokens
@@ -200,18 +212,18 @@ class Answer:
         self._awaits_tokens = streamed
         self._streams = False
         self._refusal = b""
-        self._said: object = None  # what the last chunk with a choice held
+        self._said: object = None  # content of the last chunk with a choice
         self._doubtful: list[int] = []  # places in `times` of chunks that may have no token
 
     def read(self, at: float, data: bytes) -> None:
-        """Read `data`, which arrived at `at` seconds; no data: the connection was closed. Raises RequestFailed."""
+        """Read data that arrived at `at` seconds. Empty data is the end of the connection. Raise RequestFailed."""
         response = self.response
         try:
             body = response.feed(data)
             if not self._streams:
                 kind = response.headers.get("content-type", "no content type")
                 self._streams = response.status in STREAMS and is_stream(kind)
-            if not self._streams:  # the text of an error says what is wrong, and is waited for
+            if not self._streams:  # wait for the text of an error
                 self._refusal += body
                 if response.status is None or not (response.ended or len(self._refusal) >= READ_OF_A_BODY):
                     return
@@ -224,7 +236,7 @@ class Answer:
                 raise RequestFailed("no stream", why)
             events = self._events.feed(body) if body else []
             if response.ended:
-                events += self._events.feed(b"\n\n")  # of an event without the blank line after it
+                events += self._events.feed(b"\n\n")  # an event without the blank line after it
             for event in events:
                 self._take(at, event)
             if response.ended:
@@ -242,7 +254,6 @@ class Answer:
             raise RequestFailed("no tokens", why)
 
     def _take(self, at: float, data: bytes) -> None:
-        """Take one event. Raises RequestFailed for one that tells an error, and ValueError for one that is no JSON."""
         if isinstance(data, ErrorEvent):
             raise RequestFailed(
                 "error in the stream", f"the server said in the stream: {data.decode(errors='replace')}"
@@ -268,14 +279,14 @@ class Answer:
             reason, delta, shown = choice.get("finish_reason"), choice.get("delta"), choice.get("text")
             said = shown if delta is None else delta
             if self.complete:
-                pass  # what comes after the end repeats it
+                pass  # chunks after the end repeat it
             elif ids := choice.get("token_ids"):
                 tokens += len(ids)
                 self._with_ids += len(ids)
             elif delta:
                 tokens += any(map(delta.get, HOLDS_TOKENS))
             elif shown or (shown is not None and not reason):
-                tokens += 1
+                tokens += 1  # even with an empty text, like that of a special token or half a character
                 doubtful = not shown or (bool(reason) and said == self._said)
             self._said = said
             if reason and reason not in WHOLE:
@@ -294,7 +305,6 @@ class Answer:
             self.cached = count_in(usage.get("prompt_tokens_details") or {}, "cached_tokens")
 
     def _take_result(self, at: float) -> None:
-        """Take a whole answer, whose results are under one of RESULTS. Raises RequestFailed if it has none."""
         text = self._refusal.decode(errors="replace")
         try:
             told = json.loads(text)
@@ -308,11 +318,9 @@ class Answer:
         self.usage, self.complete = (count_in(usage, "prompt_tokens"), 1), True
 
     def _leave_out_doubtful(self) -> None:
-        """Leave out chunks that may have no token, as far as the server counts fewer tokens than chunks: the last one
-        first, which repeats the one before or is empty, as some servers' last chunk."""
         beyond = sum(self.tokens) - self.usage[1] if self.usage[1] else 0
         while beyond > 0 and self._doubtful:
-            place = self._doubtful.pop()
+            place = self._doubtful.pop()  # the last one first, which repeats the one before, or is empty
             del self.times[place], self.tokens[place]
             beyond -= 1
 
@@ -322,7 +330,7 @@ class Answer:
 
 
 def count_in(usage: Mapping[str, Any], name: str) -> int | None:
-    """Return a server's count of tokens, None if it gives none. Raises ValueError for anything but a count."""
+    """Return a server's count of tokens, or None if it gives none. Raise ValueError if it is not a count."""
     count: int | None = usage.get(name)
     if count is not None and (type(count) is not int or not 0 <= count < MOST_TOKENS):
         raise ValueError(f"its usage has {count!r:.40} for {name}")
@@ -334,8 +342,10 @@ class ErrorEvent(bytes):
 
 
 class Events:
-    """Server-sent events: bytes of a body in, in pieces of any size, data of events out. Of other fields than `data`
-    one is looked at, an `event: error`. A byte order mark at the beginning is skipped."""
+    """A parser of server-sent events, from pieces of a body to the data of events.
+
+    Apart from `data` it knows only `event: error`. It skips a byte order mark at the beginning.
+    """
 
     def __init__(self) -> None:
         self._line = bytearray()
@@ -345,8 +355,8 @@ class Events:
         self._first = True  # no line has ended
 
     def feed(self, body: bytes) -> list[bytes]:
-        """Data of the events that `body` completes. Raises ValueError for an event without end."""
-        # The usual piece is one event, which is known without reading it line by line.
+        """Return the data of the events that `body` completes. Raise ValueError if an event is too long."""
+        # A piece is usually one event, which needs no reading line by line.
         usual = body[:6] == b"data: " and body[-2:] == b"\n\n" and body.count(b"\n") == 2 and b"\r" not in body
         if usual and not self._line and not self._data and not self._after_return and not self._name:
             self._first = False
@@ -354,7 +364,7 @@ class Events:
         if self._after_return and body:
             body, self._after_return = body.removeprefix(b"\n"), False
         found: list[bytes] = []
-        if b"\n" not in body and b"\r" not in body:  # without a look at earlier bytes: a token may have megabytes
+        if b"\n" not in body and b"\r" not in body:  # a token may have megabytes, so do not search them again
             self._line += body
         else:
             text, at = bytes(self._line + body), 0
@@ -381,13 +391,18 @@ class Events:
 
 
 def is_stream(kind: str) -> bool:
-    """Return whether a content type, of any parameters, is that of a stream of events."""
+    """Return whether a content type is that of an event stream, with any parameters."""
     return kind.partition(";")[0].strip().lower() == EVENT_STREAM
 
 
 def error_in(body: bytes, *, streamed: bool = True) -> str | None:
-    """Return the reason why a stream of events, or a whole answer, fails its request; None if it does not, or if just
-    too little of it came: a stream of few tokens may have no text."""
+    """Return why a body fails its request, or None. An incomplete body is no failure.
+
+    A stream of few tokens may have no text.
+
+    Args:
+        streamed: whether the body is a stream of events, and not a whole answer.
+    """
     answer = Answer(streamed=streamed)
     try:
         head = f"HTTP/1.1 200\r\ncontent-type: {EVENT_STREAM if streamed else 'application/json'}\r\n\r\n"

@@ -1,9 +1,9 @@
-"""Requests to a server as bytes, non-blocking connections to it, and many streams on them at once.
+"""Requests to a server as bytes, and many streams at once on non-blocking connections.
 
-What arrives is stamped and kept first, and read when there is time. A piece's time is the kernel's, taken as its last
-packet came in, so it does not depend on when this process got to it. Without one (TLS, other systems) it is the time at
-which epoll reported the socket. Chunks that waited together are one piece and have the time of the last of them: how
-far that can be off for the first is counted as `doubt`.
+Arriving data is timestamped and stored first, and read later. The time of a piece is the kernel's for its last packet,
+so it does not depend on the delay of this process. Without it (TLS, other systems), the time of epoll's report is used.
+Chunks that waited together are one piece with the time of the last one. The possible error of the first one is counted
+as `doubt`.
 """
 
 import os
@@ -23,34 +23,37 @@ from urllib.parse import urlsplit
 from pytest_slmserve.engines.loadgen.response import Answer, RequestFailed
 from pytest_slmserve.schema.printable import SHORTEST, hidden, printable
 
-PIECE, PIECES = 1 << 16, 16  # bytes, and how many at once
+PIECE, PIECES = 1 << 16, 16  # bytes, and pieces at once
 STAMP = struct.Struct("ll")  # a timespec
 SO_TIMESTAMPNS = 35  # of Linux; Python names it since 3.14 only
 TRIAL_S = 5.0
 ANCILLARY = socket.CMSG_SPACE(STAMP.size)
 PORTS = {"http": 80, "https": 443}
-OPEN_HEADERS = {"accept", "content-type", "user-agent"}  # they hold no secrets
+OPEN_HEADERS = {"accept", "content-type", "user-agent"}  # without secrets
 CONNECTING = 64  # at once: more would overflow the queue of a server that accepts slowly
 CONNECT_S = 10.0
-READ_S, LONG_READ_S = 0.0002, 0.02  # reading goes on for so long before sockets are looked at again
-READ_AT, QUIET_S = 32, 0.005  # reading waits for so many unread streams, or until nothing comes for so long
-UNREAD_LIMIT = 1 << 28  # bytes that are kept unread; beyond, reading goes first
+READ_S, LONG_READ_S = 0.0002, 0.02  # of reading, until sockets are polled again
+READ_AT, QUIET_S = 32, 0.005  # reading waits for this many unread streams, or for this time without data
+UNREAD_LIMIT = 1 << 28  # unread bytes; above it, reading goes first
 EVENTS = 4096
 TOLD = 300  # characters of a failure
 TURN_S = 0.1  # no turn lasts longer
 COARSE_S = 0.002
 LAST_CHUNK = b"0\r\n\r\n"
-SAME_STEP = 0.5  # of a step's usual time: it reaches the streams one after the other
+SAME_STEP = 0.5  # of a step's usual time, because a step reaches the streams one after the other
 NEVER = float("-inf")
 
-Address = tuple[int, tuple[object, ...]]  # family, and what `connect` takes
-Piece = tuple[bytes, bytes]  # the bytes that arrived, and the kernel's stamp of their last packet, or nothing
-Clock = tuple[float, float, float]  # monotonic now, what it is ahead of the time of day, and when last polled before
+Address = tuple[int, tuple[object, ...]]  # family, and argument of `connect`
+Piece = tuple[bytes, bytes]  # bytes that arrived, and the kernel's time of their last packet or nothing
+Clock = tuple[float, float, float]  # monotonic time, its lead over the time of day, and the time of the previous poll
 
 
 class Connection:
-    """TCP, with TLS if there is a context. `open` once the handshakes are over; until then `advance` is called whenever
-    it is ready. With TLS its pieces have no stamp of the kernel: what it decrypts are records, not packets."""
+    """A TCP connection, with TLS if there is a context.
+
+    It is `open` after the handshakes. Until then `advance` is called whenever the socket is ready. With TLS, pieces
+    have no time of the kernel, because records are not packets.
+    """
 
     def __init__(self, address: Address, host: str, context: ssl.SSLContext | None) -> None:
         family, where = address
@@ -75,7 +78,7 @@ class Connection:
             raise
 
     def advance(self) -> int:
-        """Continue the handshakes, and return the event to wait for next. Raises OSError."""
+        """Continue the handshakes, and return the event to wait for next. Raise OSError if they fail."""
         if error := self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
         try:
@@ -96,8 +99,10 @@ class Connection:
         return select.EPOLLIN
 
     def receive(self) -> list[Piece]:
-        """Return all that has arrived, up to a limit; an empty piece if the server has closed. The TLS layer, which
-        epoll does not see, is read until nothing is left in it. Raises OSError."""
+        """Return the data that has arrived, up to a limit, with an empty piece if the server has closed. Raise OSError.
+
+        The TLS layer is read until it is empty, because epoll does not see it.
+        """
         pieces: list[Piece] = []
         with suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             if not isinstance(self.socket, ssl.SSLSocket):
@@ -111,8 +116,7 @@ class Connection:
 
 
 def address_of(host: str, port: int) -> Address:
-    """Return the first of the host's addresses that accepts a connection, or the last one if none does. Raises OSError
-    for a host without an address."""
+    """Return the first address of a host that accepts a connection, or the last one. Raise OSError if it has none."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     for family, kind, protocol, _, where in found[:-1]:
         with socket.socket(family, kind, protocol) as trial, suppress(OSError):
@@ -123,10 +127,19 @@ def address_of(host: str, port: int) -> Address:
 
 
 class Target:
-    """The server of a load. head: a request's bytes up to the length of its body. secrets: values, longest first."""
+    """The server of a load.
+
+    Attributes:
+        head: bytes of a request up to the length of its body.
+        secrets: values and words of headers, longest first.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
-        """Raises ValueError, whose text has neither the headers' values nor a password in the URL."""
+        """Parse the URL and the headers.
+
+        Raises:
+            ValueError: without the values of headers and a password in the URL.
+        """
         parts = urlsplit(url)
         if parts.scheme not in PORTS or not parts.hostname:
             raise ValueError("the URL does not begin with http://host or https://host")
@@ -154,19 +167,19 @@ class Target:
         self.secrets = tuple(sorted(words, key=len, reverse=True))
 
     def shown(self, text: str) -> str:
-        """Return the text without the key, which servers like to repeat, and without control characters of a terminal,
-        in at most `TOLD` characters: a longer one ends after a word, with an ellipsis."""
+        """Return up to `TOLD` characters of a server's text, without the key and without control characters."""
         text = printable(hidden(text, self.secrets), layout="")
         return text if len(text) <= TOLD else f"{re.sub(r'[^ ,]*$', '', text[: TOLD - 4]) or text[: TOLD - 4]} ..."
 
 
 class Bodies:
-    """The requests of a load as bytes, by their number; each round through them with a text of its own, if wanted.
+    """The requests of a load as bytes, by their number.
 
-    mark: the placeholder in each body of the text that differs from round to round; a body without it is always the
-    same. rounds: the text of the first round through all bodies, of the second, and so on; none: no placeholders.
+    Rounds continue from load to load, so that no two requests are alike until all rounds are used.
 
-    Rounds go on from load to load, so that no two requests are alike while there are rounds enough.
+    Args:
+        mark: placeholder for the text of a round; a body without it does not change.
+        rounds: text of each round through all bodies; empty: no placeholders.
     """
 
     def __init__(self, target: Target, bodies: Sequence[str], mark: str = "", rounds: Sequence[str] = ()) -> None:
@@ -174,7 +187,7 @@ class Bodies:
         self._first = self._last = 0
 
     def of(self, number: int) -> bytes:
-        """Return the request of that number in a load."""
+        """Return the request with this number in a load."""
         at, index = divmod(number, len(self._bodies))
         self._last = max(self._last, at)
         body = self._bodies[index]
@@ -184,18 +197,25 @@ class Bodies:
         return b"%sContent-Length: %d\r\n\r\n%s" % (self._target.head, len(content), content)
 
     def begin_anew(self) -> None:
-        """Another load begins: its rounds are others."""
+        """Begin another load, with other rounds."""
         self._first, self._last = self._first + self._last + 1, 0
 
 
 @dataclass(slots=True, eq=False)
 class RequestStream:
-    """One request and its answer. index: which of the bodies. number: its own in the load. wanted: output tokens that
-    it asks for. due, asked, sent: when it was to be sent, was handed over, and was sent first. read_until: the time of
-    the last piece that was read.
+    """One request and its answer.
 
-    failure: why it failed, as kind and text, at `failed`. cut: whether it was cut off at the end of its load. bounded:
-    more tokens than wanted are malformed. streamed: tokens come one by one, and not a result at once.
+    Attributes:
+        index: of its body.
+        wanted: output tokens that it asks for.
+        due, asked, sent: times at which it was due, handed over, and first sent.
+        failed: time of its failure.
+        read_until: time of the last piece that was read.
+        failure: kind and text of its failure.
+        number: its number in the load.
+        cut: whether the end of the load cut it off.
+        bounded: whether more tokens than wanted are malformed.
+        streamed: whether the answer is a stream of tokens, and not a result.
     """
 
     index: int
@@ -220,15 +240,17 @@ class RequestStream:
 
 
 class Streams:
-    """Connections to one server and the streams on them. `ended` holds the streams that are over, for the caller to
-    take; no method raises for what a server does."""
+    """Connections to one server, and the streams on them.
+
+    Ended streams are in `ended`, from which the caller takes them. No method raises an error because of the server.
+    """
 
     def __init__(self, target: Target, timeout_s: float) -> None:
         self.target, self.timeout_s = target, timeout_s
         self.epoll = select.epoll()
         self.ended: deque[RequestStream] = deque()
         self.in_flight: dict[RequestStream, None] = {}
-        self._polled = self.heard = time.monotonic()  # heard: when anything came last
+        self._polled = self.heard = time.monotonic()  # heard: time of the last data
         self._unread_bytes = 0
         self._address: Address | None = None
         self._context = ssl.create_default_context() if target.tls else None
@@ -241,11 +263,10 @@ class Streams:
         self._to_read: deque[RequestStream] = deque()
 
     def begin_anew(self, count: int) -> None:
-        """Set all counts to zero for the next run, and open connections until `count` of them wait for a request, one
-        fails, or CONNECT_S seconds have passed."""
+        """Reset all counts, and open connections until `count` are idle, one fails, or CONNECT_S seconds pass."""
         self.pieces = self.pieces_read = self.tokens_read = 0
         self.doubt_s = self.most_doubt_s = 0.0  # the sum, and the most
-        self.turn(0.0)  # which drops those that were closed since the last run
+        self.turn(0.0)  # drops connections that were closed since the last run
         until = time.monotonic() + CONNECT_S
         refused = self._refused
         while len(self._idle) < count and time.monotonic() < until and self._refused == refused:
@@ -256,7 +277,7 @@ class Streams:
                 self.turn(0.01)
 
     def send(self, stream: RequestStream) -> None:
-        """Send a stream's request on a connection that waits, else on a new one, as soon as it is open."""
+        """Send a stream's request on an idle connection, or on a new one as soon as it is open."""
         stream.asked = time.monotonic()
         self.in_flight[stream] = None
         if self._idle:
@@ -265,12 +286,12 @@ class Streams:
         self._connect()
 
     def turn(self, wait_s: float) -> None:
-        """Fetch what has arrived; if nothing has, read what was fetched; if there is nothing to read, wait."""
+        """Fetch arrived data; if there is none, read fetched data; if there is nothing to read, wait."""
         if self._to_read:
             wait_s = 0.0 if len(self._to_read) >= READ_AT else min(wait_s, QUIET_S)
-        # epoll counts in milliseconds: of a longer wait the last two are left to the next call, of which select, which
-        # counts in microseconds, waits the rest. A process that was stopped meanwhile hears that the time is over,
-        # without a look at the sockets: so each wait ends with one.
+        # epoll counts in milliseconds, so it leaves the last two of a longer wait to the next call, in which select
+        # waits with microseconds. If the process was stopped meanwhile, the wait ends without a look at the sockets, so
+        # each wait is followed by a poll.
         ready = []
         if wait_s > 2 * COARSE_S:
             ready = self.epoll.poll(wait_s - COARSE_S, EVENTS)
@@ -292,18 +313,19 @@ class Streams:
                 self._to_read.appendleft(stream)
 
     def read(self, stream: RequestStream) -> None:
-        """Read all of it that was fetched."""
+        """Read all of a stream that was fetched."""
         while stream.unread and stream.failure is None:
             self._read_piece(stream)
 
     def expire(self, now: float) -> None:
-        """End the streams that last too long; they are in the order sent."""
+        """End the streams that last too long."""
+        # They are in the order sent.
         for stream in list(takewhile(lambda stream: stream.asked + self.timeout_s <= now, self.in_flight)):
             chunks = f"{len(stream.answer.times)} chunks with tokens came{', more are unread' if stream.unread else ''}"
             self._fail(stream, "timeout", f"no end within {self.timeout_s:g} s ({chunks})")
 
     def cut_off(self) -> list[RequestStream]:
-        """End all that are in flight, and return them as they are, including those that were not even sent."""
+        """End all streams in flight and return them, including streams that were not sent."""
         self._without_connection.clear()
         for stream in list(self.in_flight):
             self.read(stream)
@@ -335,13 +357,11 @@ class Streams:
         connection.socket.close()
 
     def _fail_waiting(self, why: str) -> None:
-        """No connection comes about: the stream that has waited longest fails."""
         self._refused += 1
         if self._without_connection:
             self._fail(self._without_connection.popleft(), "no connection", f"no connection: {why}")
 
     def _advance(self, connection: Connection, clock: Clock) -> None:
-        """Continue the handshakes of a connection that epoll reported; send and fetch on one that is open."""
         try:
             if not connection.open:
                 self._watch(connection, connection.advance())
@@ -352,7 +372,7 @@ class Streams:
                 self._write(connection, connection.unsent)
             pieces = connection.receive()
             stream = connection.stream
-            if stream is None:  # it waits, and a server that sends something now is about to close it
+            if stream is None:  # the server of an idle connection that sends data is about to close it
                 return self._drop(connection) if pieces else None
             for data, told in pieces:
                 if stream not in self.in_flight:
@@ -365,7 +385,7 @@ class Streams:
                 if not stream.unread:
                     self._to_read.append(stream)
                 stream.unread.append((clock, told, data))
-                if data.endswith(LAST_CHUNK) or b"data:" not in data:  # its end, perhaps, or nothing usual
+                if data.endswith(LAST_CHUNK) or b"data:" not in data:  # perhaps its end, or something unusual
                     self.read(stream)
         except OSError as error:
             self._lose(connection, system_error_text(error))
@@ -378,8 +398,7 @@ class Streams:
             self._idle[connection] = None
 
     def _lose(self, connection: Connection, why: str) -> None:
-        """Drop a connection that the server has closed, or that failed. Its stream ends with what has come, or is sent
-        again: an old connection may have been closed just as the request was sent. why: the error, if there was one."""
+        """Drop a lost connection. Its stream ends with the data that has come, or is sent again."""
         self._drop(connection)
         stream = connection.stream
         if stream is None:
@@ -387,6 +406,7 @@ class Streams:
         self.read(stream)
         if stream not in self.in_flight:
             return
+        # An old connection may have been closed just as the request was sent.
         if connection.old and stream.answer.response.status is None:
             del self.in_flight[stream]
             connection.stream = stream.connection = None
@@ -402,14 +422,13 @@ class Streams:
 
     def _send_on(self, connection: Connection, stream: RequestStream) -> None:
         stream.connection, connection.stream = connection, stream
-        stream.sent = stream.sent or time.monotonic()  # again: it has waited since the first time
+        stream.sent = stream.sent or time.monotonic()  # a stream that is sent again has waited since the first time
         try:
             self._write(connection, stream.body)
         except OSError as error:
             self._lose(connection, system_error_text(error))
 
     def _write(self, connection: Connection, data: bytes) -> None:
-        """Send as much of `data` as the socket takes, and keep the rest. Raises OSError."""
         try:
             sent = connection.socket.send(data)
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -420,8 +439,6 @@ class Streams:
     # Streams
 
     def _read_piece(self, stream: RequestStream) -> None:
-        """Read the stream's next piece, whose time is the kernel's stamp, else when it was fetched. A stamp that cannot
-        be true, as after the time of day was set, is not used."""
         (at, ahead, polled), told, data = stream.unread.popleft()
         self._unread_bytes -= len(data)
         self.pieces_read += 1
@@ -429,7 +446,7 @@ class Streams:
         if told:
             seconds, nanoseconds = STAMP.unpack(told)
             stamped = seconds + nanoseconds / 1e9 + ahead
-            if earliest <= stamped <= at + TURN_S:
+            if earliest <= stamped <= at + TURN_S:  # not after the time of day was set
                 at = stamped
         stream.read_until = at
         before = len(stream.answer.times)
@@ -439,7 +456,7 @@ class Streams:
             return self._fail(stream, error.kind, str(error))
         self.tokens_read += sum(stream.answer.tokens[before:])
         if len(stream.answer.times) > before + 1:
-            doubt_s = at - max(earliest, polled)  # until then none of it was there
+            doubt_s = at - max(earliest, polled)  # before that nothing had arrived
             self.doubt_s += max(0.0, doubt_s)
             self.most_doubt_s = max(self.most_doubt_s, doubt_s)
         if stream.answer.response.ended:
@@ -447,7 +464,7 @@ class Streams:
             self.ended.append(stream)
 
     def _leave(self, stream: RequestStream) -> None:
-        """Take a stream off its connection, which then waits for another if it may, and is closed otherwise."""
+        """Take a stream off its connection, which is used again if possible, and closed otherwise."""
         del self.in_flight[stream]
         connection, stream.connection = stream.connection, None
         if connection is None:
@@ -480,25 +497,27 @@ def system_error_text(error: Exception) -> str:
 
 
 class Lead:
-    """Follows one stream to its end, then the youngest that decodes, because that one leads longest.
+    """A stream that shows the engine's steps, and after its end the youngest one that decodes, which leads longest.
 
-    When the leader changes, chunks within half a step of the last one were counted with it. If none decodes when a
-    leader ends, all prefill: that is a step, too.
+    At a change, chunks within half a step of the last step belong to that step. If no stream decodes when a leader
+    ends, all prefill, which is also a step.
 
-    in_flight: the streams that run, the one that was sent last at the end. read: brings one up to date.
+    Args:
+        in_flight: streams that run, the last sent at the end.
+        read: function that reads the fetched data of a stream.
     """
 
     def __init__(self, in_flight: dict[RequestStream, None], read: Callable[[RequestStream], None]) -> None:
         self._in_flight, self._read = in_flight, read
         self._leader: RequestStream | None = None
-        self._seen = 0  # chunks of it
-        self._steps = 0  # counted of it, the first of them at `_first`
+        self._seen = 0  # chunks of the leader
+        self._steps = 0  # of the leader, the first of them at `_first`
         self._first = self._last = self._apart = NEVER
         self._step_s = 0.0
         self._lull = False
 
     def steps(self) -> list[float]:
-        """Return times of the steps since the last call."""
+        """Return the times of the steps since the last call."""
         found: list[float] = []
         if self._leader is not None:
             self._read(self._leader)
@@ -506,7 +525,7 @@ class Lead:
         if self._leader in self._in_flight:
             return found
         self._leader = None
-        for stream in reversed([*self._in_flight]):  # a copy: a stream that fails as it is read is in flight no more
+        for stream in reversed([*self._in_flight]):  # a copy, because a stream that fails is removed
             self._read(stream)
             if stream in self._in_flight and stream.answer.times:
                 self._leader = stream
@@ -523,7 +542,6 @@ class Lead:
         return found + self._new_steps(self._leader)
 
     def _new_steps(self, leader: RequestStream) -> list[float]:
-        """Return times of the leader's tokens that were not seen yet, a step each."""
         answer, seen = leader.answer, self._seen
         self._seen = len(answer.times)
         chunks = zip(answer.times[seen:], answer.tokens[seen:])

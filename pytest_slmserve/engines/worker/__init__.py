@@ -1,2 +1,4 @@
-"""Code that runs inside vLLM's interpreter: standard library and vLLM only. Its modules import each other by bare name,
-because there this folder alone is on the path."""
+"""Code that runs in vLLM's interpreter, with only the standard library and vLLM.
+
+Its modules import each other by bare name, because only this folder is on the path there.
+"""

@@ -1,9 +1,9 @@
-"""Kills the process group that it was started in as soon as one of the processes named on the command line is gone.
+"""Process that kills the group it was started in as soon as one of the processes on its command line is gone.
 
-vLLM's EngineCore does not notice that the process which started it was killed; this does, in a fraction of a second. If
-the first process named is the one that is gone, nobody else would remove the folder named by SLM_FOLDER, an engine's or
-Ray's. Processes that still have a file of it open are killed, because an agent of Ray is in another group and would
-live on for a minute. SIGTERM, from the process that it guards, ends only the guardian.
+vLLM's EngineCore does not notice that the process which started it was killed. If the first process is gone, the
+guardian also removes the folder named by SLM_FOLDER, an engine's or Ray's, and kills processes with an open file in it,
+because an agent of Ray is in another group and would live on for a minute. SIGTERM, from the process that it guards,
+ends only the guardian.
 """
 
 import os
@@ -31,7 +31,7 @@ def kill_users(folder: Path) -> None:
 
 
 def asked_to_end(*_: object) -> None:
-    """End, unless the parent is gone: then there is work to do, whoever asks."""
+    """End, unless the parent is gone, because then there is work to do."""
     with suppress(OSError):
         flags = int(Path(f"/proc/{sys.argv[1]}/stat").read_text().rpartition(")")[2].split()[6])
         if not flags & PF_EXITING:
@@ -45,7 +45,7 @@ try:
     gone = watched[0] in select.select(watched, [], [])[0]
 except ProcessLookupError:  # before we could look
     gone = True
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a process that sees that the parent is gone ends us as we begin
+signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a process that sees the parent's end sends it as we begin
 group = os.getpgrp()
 with suppress(PermissionError):  # of a guardian that leads a session, and so has no others to outlive
     os.setpgid(0, 0)  # to outlive the others, which would write into the folder while it is removed

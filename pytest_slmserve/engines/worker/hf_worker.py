@@ -1,11 +1,10 @@
-"""Transformers' generate() in its own process, on batches made one after the other, for the messages of vllm_worker.py.
+"""Transformers' generate() in its own process, on batches one after the other, for the messages of vllm_worker.py.
 
     python hf_worker.py FD PARENT_PID
 
-Needs the standard library, torch and Transformers, which come with vLLM. A batch is computed until its longest output
-is complete, with prompts padded to the longest, and all of its requests are answered at its end. A row of the steps has
-the slots of the batch as `running`, the tokens that a request still needed as `new_tokens`, and the prompt tokens that
-were computed, padding among them.
+Needs the standard library, torch and Transformers. A batch is computed until its longest output is complete, with
+prompts padded to the longest, and its requests are answered at its end. A row of the steps has the slots of the batch
+as `running`, the tokens still needed as `new_tokens`, and the computed prompt tokens with padding.
 """
 
 import time
@@ -19,21 +18,21 @@ PADDING = 1  # an id like any other: the attention mask leaves it out
 
 
 class BatchServer(Server):  # type: ignore[misc]
-    """One model, and one way to batch."""
+    """A server of one model, with one way to batch."""
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
         import torch
         import transformers
 
-        # It makes a plan for each shape that it has not seen (modelscope/FunASR issue 3704), which takes 40 ms on an
-        # H200: in each step of a batch whose size is new. No way to batch is meant by that.
+        # cuDNN plans for each new shape (modelscope/FunASR issue 3704), which takes 40 ms on an H200 in each step of a
+        # batch of a new size. This is not a cost of batching.
         torch.backends.cuda.enable_cudnn_sdp(False)
         import slm_facts  # noqa: F401 - waits for the turn of this engine
 
         self.device, self.way = arguments["device"], arguments
-        self.began = self.told = time.monotonic()  # of a run; when the parent was told something last
+        self.began = self.told = time.monotonic()  # of a run; told: time of the last report
         if self.device == "cpu":
-            torch.set_num_threads(1)  # several wait for each other at every kernel: beside other work, 200 ms a step
+            torch.set_num_threads(1)  # several wait for each other at every kernel: 200 ms a step on a busy host
         torch.manual_seed(arguments["seed"])
         name, auto = arguments["model"], transformers.AutoModelForCausalLM
         if arguments["load_format"] == "dummy":
@@ -83,8 +82,12 @@ class BatchServer(Server):  # type: ignore[misc]
         }
 
     def generate(self, rows: Sequence[int], tokens: int, stamps: list[float], done: int) -> list[list[int]]:
-        """The ids of `tokens` tokens for each of these prompts, served as one batch. stamps: gets the monotonic time of
-        each step. done: number of requests before, for the progress."""
+        """Return the ids of `tokens` tokens for each of these prompts, served as one batch.
+
+        Args:
+            stamps: gets the monotonic time of each step.
+            done: number of earlier requests, for the progress.
+        """
         import torch
 
         prompts = [self.prompts[row]["prompt_token_ids"] for row in rows]
@@ -107,7 +110,7 @@ class BatchServer(Server):  # type: ignore[misc]
         return [list(map(int, row[longest:])) for row in made.cpu()]
 
     def tell(self, done: int, in_flight: int) -> None:
-        """Tell the parent how far the run is, if it was told nothing for PROGRESS_S seconds."""
+        """Report the progress, at most once in PROGRESS_S seconds."""
         if (now := time.monotonic()) - self.told > PROGRESS_S:
             shown = {"elapsed_s": now - self.began, "done": done, "in_flight": in_flight, "tokens_per_s": None}
             self.write(event="progress", phase="window", **shown)

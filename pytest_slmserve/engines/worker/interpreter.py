@@ -1,8 +1,7 @@
-"""Prints the versions that an interpreter has, as one line of JSON, without importing any of the packages; or the sizes
-of models, a line for each model that is named: a folder with a config.json, or a name on the Hub.
+"""Script that prints the versions of an interpreter's packages, without importing them, or the sizes of models.
 
-Transformers makes each model on the meta device, without a byte for its weights, and fills in what its configuration
-leaves out. Of a model on the Hub only the config.json is fetched, if it is not in the Hub's cache.
+Each line is JSON. A model is a folder with a config.json, or a name on the Hub. Transformers makes it on the meta
+device, without memory for weights, and completes its configuration. From the Hub only the config.json is fetched.
 """
 
 import json
@@ -14,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-# Entries of a configuration that shapes are read from, by their usual names.
+# Entries of a configuration that determine shapes, by their usual names.
 ENTRIES = (
     "num_hidden_layers",
     "hidden_size",
@@ -28,7 +27,7 @@ ENTRIES = (
     "use_sliding_window",
 )
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-WAIT_S = 6  # for the Hub, whose library would try again for longer
+WAIT_S = 6  # for the Hub, whose library would try for longer
 
 
 def give_up(*_: Any) -> None:
@@ -36,9 +35,11 @@ def give_up(*_: Any) -> None:
 
 
 def model_line(model: str) -> dict[str, Any]:
-    """The line of one model: the entries of its completed configuration, its weights, and those that one token is
-    multiplied with. `missing` names the error if the model has no configuration, `problem` says why it cannot be
-    counted."""
+    """Return the completed configuration of a model, its number of weights, and the number that each token uses.
+
+    Without a configuration the dict has `missing`, the classes of the error. If the model cannot be counted it has
+    `problem`, the reason.
+    """
     folder = Path(model)
     try:
         if not folder.is_dir():

@@ -1,7 +1,7 @@
-"""Facts that only vLLM's model process knows, asked through `worker_extension_cls`.
+"""Facts that only vLLM's model process has, requested through `worker_extension_cls`.
 
-vLLM imports this module in that process when all else is imported and the device is not yet touched. So this is the
-place to have the stages of the start timed, and for an engine that shares its device to wait for its turn.
+vLLM imports this module in that process after all others, before it uses the device. This module therefore also times
+the stages of the start, and makes an engine that shares its device wait for its turn.
 """
 
 import gc
@@ -16,29 +16,29 @@ from pathlib import Path
 from typing import Any
 
 LOOK_S = 0.05
-# How far caches of a kind look back: None for all tokens, 0 for a state of one size.
+# Tokens that caches of a kind look back: None for all, 0 for a state of one size.
 KINDS = {"FullAttentionSpec": None, "MLAAttentionSpec": None, "MambaSpec": 0}
 WORKERS = {"vllm.v1.worker.gpu_worker": "Worker", "vllm.v1.worker.cpu_worker": "CPUWorker"}
-STAGES = {  # of a start, by the worker's methods; what compiles in one of them is a stage of its own
+STAGES = {  # of a start, by the worker's methods; compiling in a method is a separate stage
     "init_device": "device",
     "load_model": "weights",
     "determine_available_memory": "profile",
     "initialize_from_config": "kv cache",
     "compile_or_warm_up_model": "capture",
 }
-imported_s = time.monotonic()  # by the clock that our parent reads
+imported_s = time.monotonic()  # on our parent's clock
 took_s = defaultdict[str, float](float)  # of each stage
-running: list[str] = []  # the stage that is timed, because a method may call that of its base class
+running: list[str] = []  # the timed stage, because a method may call the one of its base class
 
 
 def compiled_s(worker: Any) -> float:
-    """The seconds that compiling has taken so far, as vLLM counts them."""
+    """Return the seconds of compiling so far, by vLLM's count."""
     config = getattr(worker, "compilation_config", None)
     return sum(getattr(config, f"{of}compilation_time", 0.0) for of in ("", "encoder_"))
 
 
 def as_stage(method: Callable[..., Any], stage: str) -> Callable[..., Any]:
-    """The method of vLLM's worker, whose seconds are added to those of a stage."""
+    """Return a method of vLLM's worker whose seconds are added to a stage."""
 
     @wraps(method)
     def timed_method(worker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -60,26 +60,26 @@ def as_stage(method: Callable[..., Any], stage: str) -> Callable[..., Any]:
 for module, name in WORKERS.items():
     kind = getattr(sys.modules.get(module), name, None)
     for method, stage in STAGES.items():
-        if kind and (own := vars(kind).get(method)):  # a release may have others
-            with suppress(Exception):  # whatever a release has in its place, an engine starts
+        if kind and (own := vars(kind).get(method)):  # a release may lack it
+            with suppress(Exception):  # an engine starts, whatever a release has in its place
                 setattr(kind, method, as_stage(own, stage))
 
 if not gc.isenabled():  # for the imports, by `vllm_worker`
     gc.enable()
     gc.collect()  # now, and not in the middle of a window
-if turn := os.environ.get("SLM_TURN"):  # a file that is there as soon as it is our turn; our guardian ends the wait
-    Path(f"{turn}.{os.getpid()}").touch()  # says that this process waits, and since when
+if turn := os.environ.get("SLM_TURN"):  # a file that exists as soon as it is our turn; our guardian ends the wait
+    Path(f"{turn}.{os.getpid()}").touch()  # shows that this process waits, and since when
     while not Path(turn).exists():
         time.sleep(LOOK_S)
 
 
 class Facts:
-    """Mixed into vLLM's worker, whose `model_runner` holds the model."""
+    """A part of vLLM's worker, whose `model_runner` holds the model."""
 
     def slm_facts(self) -> dict[str, Any]:
         model = self.model_runner.model  # type: ignore[attr-defined]
         weights = {p.data_ptr(): p.numel() * p.element_size() for p in model.parameters()}  # tied weights count once
-        packed = any(p.device.type == "cpu" for p in model.parameters())  # oneDNN keeps matrices where we cannot count
+        packed = any(p.device.type == "cpu" for p in model.parameters())  # oneDNN's matrices cannot be counted
         backends = set()
         for module in model.modules():
             if type(module).__name__ in ("Attention", "EncoderOnlyAttention") and hasattr(module, "impl"):
@@ -99,8 +99,10 @@ class Facts:
 
 
 def group_windows(config: Any) -> list[int | None] | None:
-    """Tokens that each group of layers looks back: None for all tokens, 0 for a state of one size. None if a group is
-    of an unknown kind, or if the blocks of the groups are not equally long."""
+    """Return the number of tokens that each group of layers looks back: None for all, 0 for a state of one size.
+
+    None if a group is of an unknown kind, or if the blocks of the groups differ in length.
+    """
     windows, sizes = [], set()
     for group in getattr(config, "kv_cache_groups", None) or ():
         spec = group.kv_cache_spec

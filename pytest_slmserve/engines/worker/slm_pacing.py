@@ -1,5 +1,4 @@
-"""Pacing of a load: when the next request is sent or the next batch is made, and in which phase the load is. Pure:
-counts and times in, decisions out."""
+"""Pacing of a load: the times of requests and batches, and the phases of the load, as pure logic without a clock."""
 
 import math
 import random
@@ -16,26 +15,22 @@ LONG_S = 5.0  # as in `schema.specs`, which a worker cannot import
 class ClosedLoopPacer:
     """`concurrency` users, each of whom sends the next request when the last one has ended.
 
-    A request of n output tokens lives n engine steps. Users of a "staggered" ramp-up start at concurrency/n per step.
-    That spreads their phases evenly, however fast the engine is, and every later stretch of time looks like every
-    other. Its window lasts for a whole lifetime, in which each user sends one request, or for half of one if that is
-    longer than LONG_S. Requests of a "burst" go on ending together (a lockstep cycle, as when a batch job sends all it
-    has). So the window of a burst is a whole number of cycles of n + 1 steps, at least two: then windows can be
-    compared.
+    A request of n output tokens lives n engine steps. In a "staggered" ramp-up, users start at a rate of concurrency/n
+    per step. This spreads their phases evenly, so every stretch of time looks alike. The window lasts for a lifetime,
+    in which each user sends one request, or for half of one if that is longer than LONG_S. In a "burst", requests
+    continue to end together (a lockstep cycle). Its window is a whole number of cycles of n + 1 steps, at least two, so
+    that windows can be compared.
 
-    Phases: "ramp" for one lifetime of a request, unless all start at once; "settle" for `settle_lifetimes` more (so
-    that a request that ends in the window was sent under the full load), or for one lockstep cycle at least; "window"
-    for `window_s` or a little more; then "over". All change at the end of a step. With a fixed number of `requests`
-    there is no window: all users start at once, and the phase is "over" as soon as the last request has been sent.
+    Phases change at the end of a step: "ramp" for a lifetime, unless all start at once; "settle" for `settle_lifetimes`
+    more, so that requests which end in the window were sent under the full load, but at least for one lockstep cycle;
+    "window" for `window_s` or a little more; and "over". With a fixed number of `requests` all users start at once,
+    there is no window, and the load is "over" when the last request has been sent.
 
-    A user holds conversations of `turns` requests, whose numbers follow each other, and thinks before each turn but the
-    first: for `think_s` in the mean, exponentially distributed, because users who think equally long would come back
-    together. Users begin at different turns, so that the mix of turns is steady after the ramp. With a think time the
-    ramp lasts for a lifetime and a think time, the load settles for both once more, and the window is no shorter than a
-    think time.
+    A user holds conversations of `turns` requests. Before each turn but the first, the user thinks for `think_s` on
+    average, exponentially distributed, because equal times would bring users back together. Users begin at different
+    turns, so that the mix of turns is steady after the ramp. Think times prolong the ramp, the settling and the window.
 
-    A loop that is `gated` stays in "settle" until it is `given` the window that it shares with other loops. The window
-    of a burst ends with the last whole cycle before the end of the shared window.
+    A `gated` loop stays in "settle" until it is `given` the window that it shares with other loops.
     """
 
     concurrency: int
@@ -50,7 +45,7 @@ class ClosedLoopPacer:
     started: int = 0  # users
     sent: int = 0
     begun: int = 0  # conversations
-    # Users who are free: since when, or, if they think, from when on, and the number of their last request, or -1.
+    # Users without a request: the time from which they are free, and the number of their last request, or -1.
     free: list[tuple[float, int]] = field(default_factory=list)
     ramped: tuple[int, float] | None = None  # step and time at which all users had started
     rested: bool = True  # a lifetime and a think time have passed since then
@@ -68,11 +63,11 @@ class ClosedLoopPacer:
         self.rested = not self.think_s
 
     def users_due(self, elapsed_s: float = 0.0) -> int:
-        """The number of users to start now, at whatever time. To be called at the beginning, and after every step."""
+        """Return the number of users to start now. Call it at the beginning and after every step."""
         share = self.concurrency
         if self.staggered:
             lives = self.steps / self.lifetime_steps
-            # A cycle of a user has a life and a rest, and so many of these cycles have passed.
+            # Cycles that have passed. A cycle of a user is a life and a rest.
             cycles = lives / (1 + lives * self.think_s / elapsed_s) if self.think_s and elapsed_s else lives
             share = 1 + int(self.concurrency * cycles)
         due = min(self.concurrency, share)
@@ -105,17 +100,19 @@ class ClosedLoopPacer:
 
     @property
     def settled(self) -> bool:
-        """Whether the window may open."""
+        """True if the window may open."""
         return self.steps >= self.settled_steps and self.rested
 
     def sent_s(self, number: int, elapsed_s: float) -> float:
-        """The time from which a request's latency counts, in seconds since the beginning: here the time at which a user
-        is free to send it."""
+        """Return the time from which a request's latency counts, in seconds since the beginning."""
         return elapsed_s
 
     def next_request(self, after: int | None = None) -> int | None:
-        """The number of the request that a user sends now, whose last one had the number `after`; None if the loop is
-        over."""
+        """Return the number of the request that a user sends now, or None if the loop is over.
+
+        Args:
+            after: number of the user's last request; None for a new user.
+        """
         if self.phase == "over":
             return None
         self.sent += 1
@@ -126,26 +123,25 @@ class ClosedLoopPacer:
         return number
 
     def first_turn(self, conversation: int) -> int:
-        """The turn at which the conversation of this number begins."""
+        """Return the turn at which a conversation begins."""
         return conversation % self.turns if conversation < self.concurrency else 0
 
     def join(self, now: float, elapsed_s: float) -> None:
-        """Have the users who are due to start be free."""
+        """Free the users who are due to start."""
         for _ in range(self.users_due(elapsed_s)):
             heappush(self.free, (now, -1))
 
     def come_back(self, at: float, number: int) -> None:
-        """Have the user whose request of this number has ended be free from then on."""
+        """Free the user of an ended request from the time `at` on."""
         heappush(self.free, (at, number))
 
     @property
     def next_free(self) -> float | None:
-        """The time from which the next user is free; None if each has a request."""
+        """Time from which the next user is free, or None if each user has a request."""
         return self.free[0][0] if self.free else None
 
     def free_request(self, now: float) -> int | None:
-        """The number of the request that the user who is free for the longest time sends; None if nobody is free, or
-        sends any more."""
+        """Return the number of the request that the first free user sends, or None if nobody sends one."""
         if not self.free or self.free[0][0] > now:
             return None
         after = self.free[0][1]
@@ -154,8 +150,7 @@ class ClosedLoopPacer:
         return number
 
     def rest_s(self, after: int) -> float:
-        """Seconds for which the user whose request of this number has ended thinks before the next one: the same for
-        one number on every machine."""
+        """Return the think time in seconds after a request, which is the same on every machine."""
         if not self.think_s or not (after + 1) % self.turns:
             return 0.0
         return -self.think_s * math.log(1 - random.Random(after).random())
@@ -170,15 +165,14 @@ class ClosedLoopPacer:
 
     @property
     def window(self) -> tuple[float, float] | None:
-        """The begin and the end of the window; None if the loop has no window, or ended before its window did."""
+        """Begin and end of the window, or None if the loop has no window or ended before it did."""
         if self.opened_at is None or self.closed_at is None or self.requests is not None:
             return None
         return self.opened_at, self.closed_at
 
 
 class SchedulePacer(ClosedLoopPacer):
-    """Requests at given times since the beginning, ascending, each with a user of its own, whatever becomes of the
-    requests before it.
+    """Requests at given ascending times since the beginning, each sent by its own user, whatever becomes of the others.
 
     Latencies count from the time at which a request is due, so that a request that a busy front end sends late does not
     look fast.
@@ -190,11 +184,10 @@ class SchedulePacer(ClosedLoopPacer):
 
     @property
     def next_s(self) -> float | None:
-        """The time at which the next request is due, in seconds since the beginning; None after the last one."""
+        """Time at which the next request is due, in seconds since the beginning, or None after the last one."""
         return self.times[self.started] if self.started < len(self.times) else None
 
     def users_due(self, elapsed_s: float = 0.0) -> int:
-        """The number of users to start now: one for each request that became due since the last call."""
         due, self.started = self.started, bisect_right(self.times, elapsed_s, self.started)
         return self.started - due
 
@@ -202,15 +195,14 @@ class SchedulePacer(ClosedLoopPacer):
         return self.times[number]
 
     def next_request(self, after: int | None = None) -> int | None:
-        """The number of the request that a user sends now; None if no request is due."""
         return super().next_request() if self.sent < self.started else None
 
     def come_back(self, at: float, number: int) -> None:
-        """Let the user of a request that has ended go."""
+        """Do nothing, because each user sends only one request."""
 
 
 def pacer_of(load: dict[str, Any], output_tokens: Sequence[int], gated: bool = False) -> ClosedLoopPacer:
-    """The pacer of a message. In a closed loop a request lives as many steps as the mean of the output tokens."""
+    """Return the pacer of a load message. In a closed loop a request lives for the mean number of output tokens."""
     if load["kind"] == "open_loop":
         return SchedulePacer(load["schedule"])
     names = ("concurrency", "settle_lifetimes", "window_s", "requests", "ramp_up", "turns", "think_s")
@@ -225,15 +217,19 @@ def serve_batches(
     serve: Callable[[float, list[int], int, int], tuple[float, Sequence[float], float]],
     now: float = 0.0,
 ) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
-    """Serve requests in batches that are made one after the other, and return their rows and those of the steps. Raises
-    ValueError if there is no such way to batch.
+    """Serve requests in batches one after the other, and return their rows and the rows of the steps.
 
-    way: The way to batch, and its numbers. "none" makes a batch of each request. "static" waits for `batch` requests,
-    or all that are left. "dynamic" starts when `batch` requests have come, or with fewer when the first one has waited
-    for `wait_s` seconds. times: The time at which each request comes, ascending, by the clock of `now`, at which all
-    begins. lengths: Prompt and output tokens of each row of the workload, through which the requests cycle. serve:
-    Serves a batch, from its time, its rows, the tokens of its longest output, and the number of requests before it.
-    Returns the begin of the batch, the end of each step, and the end of the batch.
+    Args:
+        way: `batching` and its numbers. "none" makes a batch of each request. "static" waits for `batch` requests or
+            all that are left. "dynamic" starts with fewer if the first one has waited for `wait_s` seconds.
+        times: arrival time of each request, ascending.
+        lengths: prompt and output tokens of the workload's rows, through which the requests cycle.
+        serve: function of a batch's time, rows, longest output and number of earlier requests. It returns the begin of
+            the batch, the end of each step, and the end of the batch.
+        now: time at which all begins.
+
+    Raises:
+        ValueError: if `batching` is unknown.
     """
     samples: list[tuple[Any, ...]] = []
     steps: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""What each process of ours has: lines of JSON to and from its parent, and a guardian. Needs the standard library."""
+"""JSON lines between a process and its parent, and the guardian of a process. Needs the standard library."""
 
 import json
 import os
@@ -18,11 +18,11 @@ class Ended(Exception):
 
 
 class TooLong(ValueError):
-    """A message without an end."""
+    """The error of a message without an end."""
 
 
 class Lines:
-    """Messages over a socket, each a JSON object in a line of its own."""
+    """Messages over a socket, each a JSON object in its own line."""
 
     longest = 1 << 29  # bytes: the columns of five million requests
 
@@ -31,15 +31,20 @@ class Lines:
         self._buffer = bytearray()
 
     def say(self, **message: Any) -> None:
-        """Send a message. Raises Ended."""
+        """Send a message. Raise Ended if the other end was closed."""
         try:
             self.end.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             raise Ended from None
 
     def hear(self, wait_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None if no whole message came and nothing was received for `wait_s` seconds. Raises Ended;
-        TooLong for more than `longest` bytes; ValueError or RecursionError for a line that is not a message."""
+        """Return the next message, or None if nothing was received for `wait_s` seconds.
+
+        Raises:
+            Ended: if the other end was closed.
+            TooLong: for more than `longest` bytes.
+            ValueError, RecursionError: if a line is not a message.
+        """
         seen = 0
         while (end := self._buffer.find(b"\n", seen)) < 0:
             seen = len(self._buffer)
@@ -63,9 +68,9 @@ class Lines:
 
 
 def start_guardian(parent: str) -> subprocess.Popen[bytes]:
-    """A guardian, which kills the process group when the parent, of that process id, or this process is gone."""
+    """Start a guardian, which kills the process group if the process with the id `parent`, or this process, is gone."""
     command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("guardian.py")), parent, str(os.getpid())]
-    # A guardian that is asked to end before it listens must still look whether the parent is gone.
+    # A SIGTERM must wait until the guardian can check whether the parent is gone.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     guardian = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -74,7 +79,7 @@ def start_guardian(parent: str) -> subprocess.Popen[bytes]:
 
 @contextmanager
 def guarded(parent: str) -> Iterator[None]:
-    """A guardian for as long as this process works."""
+    """Run a guardian for as long as this process works."""
     guardian = start_guardian(parent)
     try:
         yield

@@ -1,7 +1,7 @@
-"""A plugin for vLLM's own server (entry point group `vllm.stat_logger_plugins`): writes its limits, then its steps, as
-lines of JSON into the file that SLM_TRACE names.
+"""A plugin for vLLM's own server (entry point group `vllm.stat_logger_plugins`) that writes its limits and its steps.
 
-vLLM loads it in the process that answers requests, whose clock is the one that a client on this host reads.
+It writes lines of JSON to the file that SLM_TRACE names. vLLM loads it in the process that answers requests, whose
+clock a client on this host reads too.
 """
 
 import json
@@ -14,7 +14,7 @@ from vllm_worker import resolved, step_row  # this folder is on the path, its pa
 
 
 class TraceWriter(StatLoggerBase):  # type: ignore[misc]
-    """Writes a line for each step as soon as the step is known: our client reads the file when the run is over."""
+    """A stat logger that writes each step at once, because our client reads the file when the run is over."""
 
     def __init__(self, vllm_config: Any, *_: Any, **__: Any) -> None:
         self.config = vllm_config

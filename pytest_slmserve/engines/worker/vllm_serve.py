@@ -1,9 +1,8 @@
-"""Becomes vLLM's own server, after it has started the guardian of this process group; and the middleware of that
-server.
+"""Script that starts the guardian of its process group and becomes vLLM's server, and the middleware of this server.
 
     python vllm_serve.py MODULE ARGUMENTS... FD PARENT_PID
 
-Every child of ours is given a descriptor. A server needs none, because it is spoken to by HTTP.
+Every child of ours gets a descriptor. A server does not need it, because it speaks HTTP.
 """
 
 import hmac
@@ -21,11 +20,11 @@ OPEN = ("/health", "/metrics")
 
 
 class Guard:
-    """ASGI middleware that answers only requests with our key, which is in SLM_KEY.
+    """ASGI middleware that answers only requests with our key from SLM_KEY, apart from the paths `OPEN`.
 
-    vLLM has a key of its own, VLLM_API_KEY, but puts all variables of that kind into the hash that names its compile
-    cache, and into a file in it (`envs.compile_factors`, `compilation/backends.py`; vLLM 0.26). With a random key each
-    start would compile again, and leave the key on disk. And vLLM's key leaves the developer endpoint open.
+    vLLM's own VLLM_API_KEY is in the hash that names its compile cache, and in a file in it (`envs.compile_factors`,
+    `compilation/backends.py`; vLLM 0.26). With a random key each start would compile again and leave the key on disk.
+    And it leaves the developer endpoint open.
     """
 
     def __init__(self, app: Any) -> None:
@@ -46,7 +45,7 @@ class Guard:
 if __name__ == "__main__":
     module, *arguments, descriptor, parent = sys.argv[1:]
     os.close(int(descriptor))
-    if module == CLI:  # which wants to tell its version, whatever it is asked for
+    if module == CLI:  # it looks up its version for any command
         try:
             version("vllm")
         except PackageNotFoundError:

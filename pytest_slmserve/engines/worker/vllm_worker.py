@@ -1,13 +1,11 @@
-"""One engine in its own process: JSON lines in, JSON lines out, over an inherited socket.
+"""One engine in its own process, which exchanges JSON lines over an inherited socket.
 
     python vllm_worker.py FD PARENT_PID
 
-Needs the standard library and vLLM. The first line in is the engine's arguments; then `load` hands over the prompts,
-`run` a load, `tokens` asks for outputs, `scores` how likely outputs are, `nap` for a sleep, and `profile` for a trace
-of a load; `close` ends it, unanswered. Lines out: `ready` or `failed`, `loaded`, `progress`, `done`, `tokens`,
-`scores`, `slept`, `profiled`.
-A run that is one of several at once has a time at which it begins, says `settled`, and is told its window by `open`.
-All times are `time.monotonic()`, the clock that vLLM's engine core stamps requests with.
+Needs the standard library and vLLM. The first line in has the engine's arguments. Then `load` gives the prompts, and
+`run`, `tokens`, `scores`, `nap` and `profile` are answered by `done`, `tokens`, `scores`, `slept` and `profiled`.
+`close` ends the process without an answer. One of several concurrent runs begins at a given time, sends `settled`, and
+gets its window by `open`. All times are `time.monotonic()`, the clock of vLLM's engine core.
 """
 
 import asyncio
@@ -27,17 +25,17 @@ from typing import Any, ClassVar
 from slm_pacing import SchedulePacer, pacer_of  # this folder is on the path, its package is not
 from slm_process import guarded
 
-LINE_LIMIT = 1 << 28  # prompts and traces travel as one line; asyncio's own limit is 64 KiB
+LINE_LIMIT = 1 << 28  # prompts and traces are one line; asyncio's own limit is 64 KiB
 LOOK_S = 0.01
-PROGRESS_S, RECENT_STEPS = 0.5, 50  # how often progress is reported, and the number of steps that it looks back
+PROGRESS_S, RECENT_STEPS = 0.5, 50  # between two reports, and the number of steps in one
 FAILURES_UNTIL_GIVEN_UP = 5
 PROFILED_S = 1.0  # of a load: hundreds of steps, each of thousands of events
-STALL_S = 60.0  # an engine that makes no step for so long will make none
+STALL_S = 60.0  # without a step, after which an engine is stalled
 LEAST_STEPS = 24
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
-# vLLM imports 700,000 objects that stay. A collector looks at them all again and again: for a quarter of the import,
-# and for two seconds of the exit, also in the processes that vLLM spawns, which import this module first.
+# vLLM imports 700,000 objects that stay. The garbage collector scans them repeatedly, for a quarter of the import and
+# for two seconds of the exit, also in the processes that vLLM spawns, which import this module first.
 atexit.register(gc.freeze)
 if __name__ == "__mp_main__":  # spawned
     from multiprocessing import current_process
@@ -50,9 +48,12 @@ if __name__ == "__mp_main__":  # spawned
 
 
 def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | None:
-    """Time, running, waiting, new tokens, prompt tokens, KV usage and preemptions of one engine step, and of
-    speculation the sequences with a draft and the tokens that these brought. A model that makes no tokens has a result
-    of each request that ends. None if nothing was computed, because the scheduler reports again when it runs dry."""
+    """Return an engine step as a row, or None if nothing was computed, as when the scheduler runs dry.
+
+    The row has time, running and waiting sequences, new tokens, prompt tokens, KV cache usage and preemptions, and for
+    speculation the sequences with a draft and the accepted tokens. Without tokens, each ended request counts as a new
+    one.
+    """
     firsts, later = (
         getattr(iteration_stats, name, None) for name in ("time_to_first_tokens_iter", "inter_token_latencies_iter")
     )
@@ -77,7 +78,7 @@ def step_row(scheduler_stats: Any, iteration_stats: Any) -> tuple[Any, ...] | No
 
 
 def resolved(config: Any) -> dict[str, Any]:
-    """The limits that an engine really runs with, and the package of the front end's event loop, if there is one."""
+    """Return the limits that an engine really runs with, and the package of the front end's event loop."""
     cache, scheduler, model = config.cache_config, config.scheduler_config, config.model_config
     capture = getattr(config.compilation_config, "cudagraph_capture_sizes", None)
     event_loop = None
@@ -99,7 +100,7 @@ def resolved(config: Any) -> dict[str, Any]:
 
 
 class StepTrace:
-    """vLLM's stat logger, duck-typed: one row per engine step."""
+    """A duck-typed stat logger of vLLM, with one row per engine step."""
 
     rows: ClassVar[list[tuple[Any, ...]]] = []
     on_step: ClassVar[Any] = None
@@ -118,7 +119,7 @@ class StepTrace:
 
 
 class Server:
-    """Answers one parent, one load at a time."""
+    """The server of one parent, with one load at a time."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -126,10 +127,10 @@ class Server:
         self.prompts: list[dict[str, list[int]]] = []
         self.output_tokens: list[int] = []
         self.kind, self.schema = "generate", ""
-        self.places: list[int | None] = []  # of the ids that differ from round to round through the prompts
-        self.rounds: list[list[int]] = []  # these ids, of each round; none: every round is alike
+        self.places: list[int | None] = []  # of the ids in each prompt that differ from round to round
+        self.rounds: list[list[int]] = []  # these ids, for each round; empty: all rounds are alike
         self.first_round = self.last_round = 0  # of the run
-        self.further: dict[int, dict[str, Any]] = {}  # of a request with an adapter: how `generate` takes it
+        self.further: dict[int, dict[str, Any]] = {}  # arguments of `generate`, by request with an adapter
         self.runs = 0
 
     def write(self, **message: Any) -> None:
@@ -151,7 +152,7 @@ class Server:
             message = json.loads(line)
             if message["op"] == "close":
                 break
-            if message["op"] == "open":  # of a run that ended before it heard of it
+            if message["op"] == "open":  # too late for a run that has ended
                 continue
             if message["op"] == "load":
                 self.prompts = [{"prompt_token_ids": prompt} for prompt in message["prompts"]]
@@ -174,7 +175,7 @@ class Server:
     async def answer(self, message: dict[str, Any]) -> dict[str, Any]:
         match message["op"]:
             case "tokens":
-                # One after the other: beside others a request may get other kernels, and other roundings.
+                # One after the other, because concurrent requests may get other kernels, and other roundings.
                 first, length = self.prompts[: message["requests"]], message["length"]
                 outputs = [await self.served(prompt, greedy(length, self.schema), i) for i, prompt in enumerate(first)]
                 return {"event": "tokens", "tokens": [list(output.outputs[0].token_ids) for output in outputs]}
@@ -192,7 +193,7 @@ class Server:
                     await self.engine.sleep(level=1)
                     slept = time.monotonic()
                     await self.engine.wake_up()
-                except Exception as error:  # of a release or a model that has no such thing
+                except Exception as error:  # the release or the model has no sleep
                     return {"event": "failed", "cause": f"{type(error).__name__}: {error}"}
                 return {"event": "slept", "sleep_s": slept - began, "wake_s": time.monotonic() - slept}
             case "profile":
@@ -200,16 +201,16 @@ class Server:
         return await self.run(message["load"], message.get("at"))
 
     async def start(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Start the engine, and return the facts of it."""
+        """Start the engine, and return its facts."""
         gc.disable()
         from vllm import AsyncEngineArgs, AsyncLLMEngine
 
         class Arguments(AsyncEngineArgs):  # type: ignore[misc]
             def create_engine_config(self, *args: Any, **kwargs: Any) -> Any:
                 chosen = os.environ.get(START_METHOD)
-                # The CPU backend inspects the model's class in this process, unless this was done before: it would
-                # import vLLM in one more process for that, which on a GPU keeps CUDA out of this one.
-                with suppress(ImportError, AttributeError):  # a release that does so otherwise
+                # The CPU backend inspects the model's class in this process. By default it would import vLLM in one
+                # more process for that, which on a GPU keeps CUDA out of this process.
+                with suppress(ImportError, AttributeError):  # a release that works otherwise
                     from vllm.model_executor.models import registry
                     from vllm.platforms import current_platform
 
@@ -228,16 +229,17 @@ class Server:
         return {**resolved(self.engine.vllm_config), "parts": parts}
 
     def steps_of_results(self, concurrency: int) -> int:
-        """The steps until a request has its result, if so many are always there: a step takes as many whole prompts as
-        its limits of tokens and sequences allow. So many at least that a window of one such life tells a rate."""
+        """Return the steps until a request has its result, if `concurrency` requests are always there.
+
+        A step takes as many whole prompts as its limits allow. LEAST_STEPS are enough for a window to show a rate.
+        """
         scheduler = self.engine.vllm_config.scheduler_config
         tokens = sum(len(prompt["prompt_token_ids"]) for prompt in self.prompts) / len(self.prompts)
         a_step: float = max(1.0, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens / tokens))
         return max(LEAST_STEPS, math.ceil(concurrency / a_step))
 
     def prompt(self, number: int) -> dict[str, list[int]]:
-        """The prompt of the request of that number in a run. Rounds go on from run to run, as in
-        `loadgen.streams.Bodies`, so that no two requests are alike while there are rounds enough."""
+        """Return the prompt of the request with this number in a run. Rounds continue from run to run."""
         at, index = divmod(number, len(self.prompts))
         self.last_round = max(self.last_round, at)
         if not self.rounds or (place := self.places[index]) is None:
@@ -246,7 +248,7 @@ class Server:
         return {"prompt_token_ids": [*ids[:place], *fresh, *ids[place + len(fresh) :]]}
 
     async def with_adapters(self, asked: list[int], name: str, first: int, path: str) -> dict[int, dict[str, Any]]:
-        """Load the adapters that requests ask for by number, and return what `generate` takes for each request."""
+        """Load the adapters that requests ask for by number, and return arguments of `generate` by request."""
         from vllm.lora.request import LoRARequest
 
         known = {n: LoRARequest(f"{name}-{n}", first + n, path) for n in sorted({*asked})}
@@ -255,7 +257,7 @@ class Server:
         return {i: {"lora_request": known[n]} for i, n in enumerate(asked)}
 
     async def served(self, prompt: dict[str, list[int]], parameters: Any, index: int) -> Any:
-        """The output of one request, which is served alone, with the adapter of the request of this index."""
+        """Return the output of one request, which is served alone with the adapter of the request `index`."""
         self.runs += 1
         async for answer in self.engine.generate(
             prompt, parameters, f"alone{self.runs}", **self.further.get(index, {})
@@ -264,14 +266,17 @@ class Server:
         return output
 
     async def run(self, load: dict[str, Any], at: float | None = None, profiled: bool = False) -> dict[str, Any]:
-        """Put `load` on the engine, and return its result as a message. at: the time at which it begins together with
-        others; None for a run that begins now, and alone."""
+        """Run a load and return its result as a message.
+
+        Args:
+            at: time at which it begins together with others; None: now, alone.
+        """
         self.runs += 1
         self.first_round, self.last_round = self.first_round + self.last_round + 1, 0
         StepTrace.rows = []
         gc.collect()
-        # A collection in the middle of a window would stop the front end for tens of milliseconds. What is frozen stays
-        # so: else each run would begin with a look at all that was imported, which takes half a second.
+        # A collection in a window would stop the front end for tens of milliseconds. Objects stay frozen, because each
+        # run would otherwise begin with a scan of all imports, which takes half a second.
         gc.freeze()
         run = (Profiled if profiled else WorkerRun)(self, load, gated=at is not None)
         await asyncio.sleep(max(0.0, (at or 0.0) - time.monotonic()))
@@ -279,9 +284,11 @@ class Server:
 
 
 def fork_core(config: Any, chosen: str | None) -> None:
-    """Have the engine core of the CPU backend forked, as it is on a GPU, unless the user has chosen: spawned, as that
-    backend has it, the core would import vLLM once more. The core spawns the model's process, because OpenMP cannot be
-    forked; a core that has the model itself stays spawned."""
+    """Fork the engine core of the CPU backend, as on a GPU, unless the user has chosen.
+
+    A spawned core, that backend's default, would import vLLM once more. The core spawns the model's process, because
+    OpenMP cannot be forked. A core that has the model itself stays spawned.
+    """
     apart = config.parallel_config.distributed_executor_backend == "mp"
     if chosen is None and apart and config.device_config.device_type == "cpu":
         os.environ[START_METHOD] = "fork"
@@ -289,8 +296,11 @@ def fork_core(config: Any, chosen: str | None) -> None:
 
 
 def greedy(tokens: int, schema: str = "") -> Any:
-    """The sampling parameters for exactly `tokens` tokens, the likeliest each, reported when all are complete. schema:
-    a JSON schema that they follow, at whose end they may end before."""
+    """Return sampling parameters for exactly `tokens` greedy tokens, reported when all are complete.
+
+    Args:
+        schema: JSON schema of the output, which may then end earlier.
+    """
     from vllm import SamplingParams, sampling_params
 
     further: dict[str, Any] = {}
@@ -305,14 +315,14 @@ def greedy(tokens: int, schema: str = "") -> Any:
 
 
 def pooling(kind: str) -> Any:
-    """The parameters for one result. A pair is scored by the class of a model that has one (vLLM's task "classify")."""
+    """Return parameters for one result. A model with a classifier scores a pair by it (vLLM's task "classify")."""
     from vllm import PoolingParams
 
     return PoolingParams(task="embed" if kind == "embed" else "classify")
 
 
 class WorkerRun:
-    """One load: users as tasks, one row per request."""
+    """One load, with a task for each user and a row for each request."""
 
     def __init__(self, server: Server, load: dict[str, Any], gated: bool = False) -> None:
         self.server = server
@@ -329,7 +339,7 @@ class WorkerRun:
         self.first_failure: str | None = None
         self.loop = pacer_of(load, lives, gated)
         self.users: list[asyncio.Task[None]] = []
-        self.over = asyncio.Event()  # nobody thinks about a further turn then
+        self.over = asyncio.Event()  # ends all think times
 
     async def result(self) -> dict[str, Any]:
         """Serve the load, and return its columns."""
@@ -340,7 +350,7 @@ class WorkerRun:
         if isinstance(self.loop, SchedulePacer):
             beside.append(asyncio.create_task(self.arrive(self.loop)))
         try:
-            # A window ends a load; without one all users have ended by themselves.
+            # A load without a window is over when all users have ended.
             whole, unopened = self.loop.requests is not None, self.loop.gated
             while len(self.failed) < FAILURES_UNTIL_GIVEN_UP and (
                 self.loop.phase != "over" or (whole and not all(user.done() for user in self.users))
@@ -359,7 +369,7 @@ class WorkerRun:
             StepTrace.on_step = None
             for task in beside:
                 task.cancel()
-            await asyncio.wait(beside)  # one of them may still read what the parent says next
+            await asyncio.wait(beside)  # one of them may still read the parent's next message
         return {
             "event": "done",
             "began": self.began,
@@ -377,8 +387,7 @@ class WorkerRun:
             self.start_users()
 
     async def open_window(self) -> None:
-        """Say that the load has settled, and hear when the window is, unless the parent is gone, whose guardian ends
-        this process."""
+        """Report that the load has settled, and receive the window, unless the parent is gone."""
         await self.server.say(event="settled")
         if line := await self.server.reader.readline():
             self.loop.given = json.loads(line)["window"]
@@ -407,12 +416,12 @@ class WorkerRun:
                     await asyncio.wait_for(self.over.wait(), rest_s)
 
     async def serve_one(self, number: int, index: int) -> None:
-        """Serve one request and add its row. Raises what the engine raises."""
+        """Serve one request and add its row. Errors of the engine are raised."""
         server, name = self.server, f"run{self.server.runs}-{number}"
         parameters = self.parameters[server.output_tokens[index]]
         now = time.monotonic()
         if not self.in_flight:
-            self.last_step = now  # there was nothing to make a step for
+            self.last_step = now  # no step was due
         self.in_flight.add(name)
         sent = self.began + self.loop.sent_s(number, now - self.began)
         output = None
@@ -425,7 +434,7 @@ class WorkerRun:
             self.in_flight.discard(name)
         if output is None:
             raise RuntimeError("the engine ended a request without an answer")
-        if server.kind != "generate":  # vLLM stamps no result, so it is as late as the front end is
+        if server.kind != "generate":  # vLLM gives results no time, so the front end's is used
             now, prompt, cached = time.monotonic(), output.prompt_token_ids, getattr(output, "num_cached_tokens", None)
             self.rows.append((index, sent, None, now, now, len(prompt), 1, True, cached))
             self.done += 1
@@ -468,7 +477,7 @@ class WorkerRun:
 
 
 class Profiled(WorkerRun):
-    """A load under vLLM's own profiler, which begins when the load has settled; its window is measured by nobody."""
+    """A load under vLLM's own profiler, which begins when the load has settled. Its window is not measured."""
 
     problem: str | None = None
 
@@ -483,7 +492,7 @@ class Profiled(WorkerRun):
         self.loop.given = time.monotonic(), time.monotonic() + PROFILED_S
 
     async def tried(self, name: str) -> None:
-        """Call the engine's method `name`, and keep in `problem` what goes wrong, so that it spoils nothing."""
+        """Call the engine's method `name`, and keep its error in `problem`."""
         method = getattr(self.server.engine, name, None)
         if method is None:
             self.problem = "this vLLM has no profiler by that name"
@@ -495,9 +504,10 @@ class Profiled(WorkerRun):
 
 
 def profiler_arguments(known: type, folder: str) -> dict[str, Any]:
-    """The engine's arguments for traces of the kernels and of what launches them, without Python's stacks, which slow
-    it down. Releases before 0.13 take the folder from a variable, which 0.16 no longer knows (vllm-project/vllm#29912,
-    #33536)."""
+    """Return the engine's arguments for traces of kernels and their launches, without slow Python stacks.
+
+    Releases before 0.13 take the folder from a variable, which 0.16 no longer reads (vllm-project/vllm#29912, #33536).
+    """
     if "profiler_config" not in {field.name for field in fields(known)}:
         os.environ["VLLM_TORCH_PROFILER_DIR"] = folder
         return {}
@@ -506,16 +516,19 @@ def profiler_arguments(known: type, folder: str) -> dict[str, Any]:
 
 
 def run_worker(server_class: type[Server] = Server) -> None:
-    """Serve the parent, on the event loop that vLLM's own server uses if it is installed, because for a small model the
-    front end is the limit."""
+    """Serve the parent, on the event loop of vLLM's own server if it is installed.
+
+    With a small model the front end is the limit.
+    """
     descriptor, parent = int(sys.argv[1]), sys.argv[2]
 
     async def serve() -> None:
         ends = await asyncio.open_connection(sock=socket.socket(fileno=descriptor), limit=LINE_LIMIT)
         await server_class(*ends).serve()
 
-    os.set_inheritable(descriptor, False)  # an engine core that kept it open would hide our end from the parent,
-    os.register_at_fork(after_in_child=partial(os.close, descriptor))  # spawned, or forked, as vLLM does by default
+    # An engine core, spawned or forked, that kept it open would hide our end from the parent.
+    os.set_inheritable(descriptor, False)
+    os.register_at_fork(after_in_child=partial(os.close, descriptor))
     with guarded(parent):
         with suppress(ImportError):
             import uvloop
