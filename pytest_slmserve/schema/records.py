@@ -192,7 +192,7 @@ class Failures:
 
     Attributes:
         request: index into the workload.
-        sent_s: or due time, without a connection.
+        sent_s: without a connection, when it would have been sent.
         kind: reason in a word or two.
         scheduled_s: due times; None without a schedule.
     """
@@ -370,7 +370,7 @@ class GateLaunch:
         window: with both sides on one GPU, number from 1 of this window at its load, which both sides have.
         busy_s: seconds of the window with a running kernel, between idle moments.
         sleep_s: of a gate of start-up, seconds of each time that the engine was put to sleep.
-        wake_s: and woken.
+        wake_s: seconds of each time that it was woken.
     """
 
     gate: str
