@@ -140,11 +140,7 @@ NO_FILE = "it is a device or a pipe, not a file"
 
 
 def regular(path: str, flags: int) -> int:
-    """Return a descriptor of a regular file: an `opener` for `open`, which itself refuses folders.
-
-    Raises:
-        OSError: also for a FIFO, which would block, or a device, which may have no end.
-    """
+    """Return a descriptor: an `opener` for `open` that refuses FIFOs, which block, and devices without an end."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -197,14 +193,7 @@ def write_file(path: Path, data: str | bytes) -> None:
 
 
 def content(path: Path, most: int | None = None) -> bytes:
-    """Return all bytes of a file.
-
-    Args:
-        most: largest accepted size in bytes.
-
-    Raises:
-        OSError: also if the file is larger than this or the memory.
-    """
+    """Return all bytes of a file. Raise OSError also if it is larger than `most` bytes or than the memory."""
     try:
         with open(path, "rb", opener=regular) as file:
             if most is not None and os.fstat(file.fileno()).st_size > most:
@@ -220,14 +209,7 @@ _DECODER = json.JSONDecoder()
 
 
 def read_json(path: Path, hint: str, name: str = "") -> Any:
-    """Return the value of a JSON file that others wrote.
-
-    Args:
-        name: replaces the path in errors.
-
-    Raises:
-        BadUsage: if `json_value` fails.
-    """
+    """Return the value of a JSON file that others wrote, named `name` in errors, or raise BadUsage with this hint."""
     name = name or str(path)
     try:
         return json_value(content(path, LARGEST_JSON))
@@ -266,14 +248,7 @@ def json_value(text: str | bytes, *, kept: bool = False) -> Any:
 
 
 def json_at(text: str, at: int | None = None) -> tuple[Any, int]:
-    """Return the JSON value at this index of a text, and the index of its end.
-
-    Args:
-        at: None if the whole text is the value.
-
-    Raises:
-        ValueError: as in `json_value`.
-    """
+    """Return the JSON value at this index of a text, and the index of its end; None is for the whole text."""
     deep = ValueError(f"JSON of at most {DEEPEST_JSON} levels")
     try:
         found, end = (_DECODER.decode(text), len(text)) if at is None else _DECODER.raw_decode(text, at)
@@ -295,11 +270,7 @@ def json_at(text: str, at: int | None = None) -> tuple[Any, int]:
 
 
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed; return False at once if another lock prevents that.
-
-    Raises:
-        OSError: if the file system has no locks.
-    """
+    """Lock an open file until it is closed; return False at once if another lock prevents that."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -24,11 +24,7 @@ def quantization_of(spec: EngineSpec) -> str | None:
 
 
 def weight_bytes(spec: EngineSpec, each: int) -> int | None:
-    """Return the bytes of all weights as the engine holds them, or None if unknown.
-
-    Args:
-        each: bytes of a weight that is not quantized.
-    """
+    """Return the bytes of all weights in the engine, or None if unknown; `each` is for those that are not quantized."""
     model, method = spec.model_facts, quantization_of(spec)
     if model is None or model.parameters is None:
         return None
@@ -128,11 +124,7 @@ def adapter_bytes(spec: EngineSpec) -> int:
 
 
 def beside_adapters(spec: EngineSpec, budget: int) -> int:
-    """Return the bytes that adapter slots leave for the KV cache on each GPU.
-
-    Raises:
-        BadUsage: if no request as long as the context fits, with the number of slots that fit.
-    """
+    """Return the bytes that adapter slots leave for the KV cache on each GPU. Raise BadUsage if they are too few."""
     taken, per_token = adapter_bytes(spec), kv_layout(spec).bytes_per_token or 0
     least = per_token * spec.max_model_len // spec.tensor_parallel_size
     if taken and budget - taken < least:
@@ -299,11 +291,7 @@ def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
 
 
 def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int) -> int:
-    """Return the bytes for the KV cache: the engine's share of the memory minus weights and reserve.
-
-    Raises:
-        BadUsage: if nothing is left.
-    """
+    """Return the bytes for the KV cache: the engine's share of the memory minus weights and reserve."""
     left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - RESERVE_BYTES
     if left <= 0:
         need, have = (weight_bytes + RESERVE_BYTES) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
@@ -313,11 +301,7 @@ def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight
 
 
 def parse_memory(text: str) -> int:
-    """Return the bytes of a GPU's memory, from "80GiB" or a number.
-
-    Raises:
-        BadUsage: for other texts and impossible sizes.
-    """
+    """Return the bytes of a GPU's memory, from "80GiB" or a number."""
     found = MEMORY.fullmatch(text)
     size = int(float(found[1]) * (GIB if found[2] else 1)) if found and len(text) < 30 else 0
     if not SMALLEST_GPU <= size <= LARGEST_GPU:

@@ -219,10 +219,7 @@ class Model:
         return sum(context if window is None else min(context, window) for window in self.windows)
 
     def indivisible(self, gpus: int) -> str | None:
-        """Return why tensor parallelism cannot divide the model among these GPUs, or None if it can.
-
-        Equally many GPUs may hold each KV head.
-        """
+        """Return why tensor parallelism cannot divide the model among these GPUs, or None if it can."""
         if self.heads % gpus or (self.feed_forward or gpus) % gpus:
             what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {self.feed_forward} wide"
             return f"{self.name} has {what}, which {gpus} GPUs cannot divide evenly"
@@ -239,14 +236,11 @@ def model_from_config(
     completed: Mapping[str, Any] | None = None,
     source: ModelSource = "catalogue",
 ) -> Model:
-    """Return the model of a Transformers `config.json`.
+    """Return the model of a Transformers `config.json`, or raise BadUsage if it is unusable or serves no `Kind`.
 
     Args:
         parameters: number of weights; None to count them.
         completed: values that Transformers uses for missing entries.
-
-    Raises:
-        BadUsage: if an entry is missing or impossible, or if the model serves no `Kind` of request.
     """
     try:
         own = {**config, **(config.get("text_config") or {})}
@@ -306,7 +300,6 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
     Raises:
         LookupError: if both are missing.
-        ValueError: if the entry is no list of names.
     """
     if named := config.get("architectures"):
         if not isinstance(named, list | tuple) or not isinstance(named[0], str):
@@ -345,7 +338,6 @@ def _within(word: str, value: Any, most: int, least: int = 0) -> int:
 
 
 def counted_weights(count: Any) -> int | None:
-    """Return a number of weights, or None if it is impossible."""
     return count if type(count) is int and 0 < count <= MOST_WEIGHTS else None
 
 

@@ -63,7 +63,7 @@ class Environment:
 
     @property
     def title(self) -> str:
-        """Name of the device: GPU, CPU with its cores, or URL."""
+        """Name of the GPU, the CPU with its cores, or the URL."""
         match self.platform:
             case "simulated":
                 return f"a {SIMULATED}"
@@ -76,7 +76,7 @@ class Environment:
 
     @property
     def mode(self) -> str:
-        """Option of pytest that measures there."""
+        """Option of pytest that measures on this platform."""
         modes: dict[str | None, str] = {"cuda": "--slm-gpu", "cpu": "--slm-cpu", "simulated": "--slm-simulate"}
         return modes.get(self.platform, f"--slm-endpoint={self.url}")
 
@@ -92,7 +92,6 @@ class Environment:
         return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)
 
     def of(self, spec: EngineSpec) -> Environment:
-        """Return the environment of `spec` on this host, with the URL of an endpoint."""
         return replace(self, url=spec.url) if spec.url else self
 
 
@@ -188,10 +187,9 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Table with one row per failed request, in the order sent; times in seconds since the run began.
+    """Table with one row per failed request, as `Samples`.
 
     Attributes:
-        request: index into the workload.
         sent_s: without a connection, when it would have been sent.
         kind: reason in a word or two.
         scheduled_s: due times; None without a schedule.
@@ -240,10 +238,9 @@ class Telemetry:
     Attributes:
         sources: sources that answered.
         time_s: seconds since the run began.
-        span_s: seconds before the reading over which ratios are means.
+        span_s: seconds over which ratios are means.
         columns: values by number of the sensor (`pytest_slmserve.schema.sensors`).
         missing: number of missing values by reason.
-        notes: failures.
         gpus: columns of each of several GPUs; `columns` then has those of the host.
     """
 
@@ -412,7 +409,6 @@ class Measurement:
 
     @property
     def alone(self) -> bool:
-        """True if the engine had the device to itself."""
         return self.replica is None or self.replica.count == 1
 
     @cached_property
@@ -450,7 +446,7 @@ def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environmen
 
 
 def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries that are fields of `cls`, because a later minor release may add some."""
+    """Return the entries that are fields of `cls`; a later minor release may have others."""
     names = {field.name for field in fields(cls)}
     return {name: value for name, value in facts.items() if name in names}
 

@@ -77,7 +77,7 @@ def completed(url: str) -> str:
     """Return the URL that requests go to, also if only that of the server or its /v1 is given.
 
     Raises:
-        BadUsage: as in `check_url`, and for a likely key in path or query, with which records can still be read.
+        BadUsage: for credentials. Records may contain a URL with a likely key in its path.
     """
     check_url(url)
     parts = urlsplit(url)
@@ -190,11 +190,7 @@ class EngineSpec:
             )
 
     def with_arguments(self, arguments: Sequence[tuple[str, Any]]) -> EngineSpec:
-        """Return a copy with further arguments of the engine; an argument that is also a field sets the field.
-
-        Raises:
-            BadUsage: for a field's value of another type.
-        """
+        """Return a copy with further arguments of the engine; an argument that is also a field sets the field."""
         given = self.arguments | dict(arguments)
         own = {name: _typed(name, value, getattr(self, name)) for name, value in given.items() if name in OWN_FIELDS}
         extra = tuple((name, value) for name, value in given.items() if name not in OWN_FIELDS)
@@ -227,11 +223,7 @@ class EngineSpec:
 
     @property
     def known_model(self) -> Model:
-        """Sizes of the model.
-
-        Raises:
-            BadUsage: if they are unknown.
-        """
+        """Sizes of the model. Raise BadUsage if they are unknown."""
         if self.model_facts is None:
             raise BadUsage(f"nothing is known of the model {self.model!r}", "model_facts=model_of(NAME)")
         return self.model_facts
@@ -269,7 +261,6 @@ class EngineSpec:
         return asked if isinstance(asked, int) else 1
 
     def without(self, *names: str) -> EngineSpec:
-        """Return a copy without these further arguments."""
         return replace(self, extra=tuple(pair for pair in self.extra if pair[0] not in names))
 
     @property
@@ -278,7 +269,6 @@ class EngineSpec:
 
     @property
     def gpus(self) -> range:
-        """Indices of the visible GPUs."""
         return range(self.gpu, self.gpu + self.tensor_parallel_size)
 
 
@@ -360,7 +350,6 @@ class ReplicaSpec:
 
     @property
     def key(self) -> str:
-        """Hash of everything that can change a measurement."""
         return short_hash([[e.key for e in self.engines], self.sharing, self.pinned, self.thread_percentage])
 
 
@@ -523,7 +512,7 @@ class WorkloadSpec:
 
     @property
     def longest(self) -> int | None:
-        """Tokens of a request, prompt and output together; None if lengths are natural."""
+        """Tokens of a request, prompt and output; None if lengths are natural."""
         if self.prompt_tokens is None or self.output_tokens is None:
             return None
         return self.turns * (self.prompt_tokens + (self.output_tokens if self.kind == "generate" else 0))
@@ -540,11 +529,7 @@ class WorkloadSpec:
 
     @property
     def schema(self) -> str:
-        """Compact JSON schema of the outputs; "" for free text.
-
-        Raises:
-            BadUsage: if `response_format` is not a schema.
-        """
+        """Compact JSON schema of the outputs, or "" for free text. Raise BadUsage for anything else."""
         if not (given := _typed("response_format", self.response_format, "json", repr)):
             return ""
         try:
@@ -721,12 +706,12 @@ class OpenLoop:
 
     @property
     def judged_by(self) -> JudgedBy:
-        """Rule by which requests count: "sent" in the window, or "ended", which all of a fixed number are."""
+        """Rule by which requests count, "sent" in the window or "ended", as all of a fixed number."""
         return "sent" if self.requests is None else "ended"
 
     @property
     def pace(self) -> str:
-        """Rate in words: "10/s", or "all at once"."""
+        """Rate in words, "10/s" or "all at once"."""
         return "all at once" if self.at_once else f"{self.rate:g}/s"
 
     @property
@@ -742,11 +727,7 @@ class OpenLoop:
 
     @property
     def times(self) -> tuple[float, ...]:
-        """Schedule in seconds since the beginning.
-
-        Raises:
-            BadUsage: if there is none, as in a load from a record.
-        """
+        """Schedule in seconds since the beginning. Raise BadUsage if there is none, as in a load from a record."""
         if self.at_once:
             return (0.0,) * (self.requests or 0)
         if not self.schedule_s or self.requests not in (None, len(self.schedule_s)):
@@ -770,12 +751,12 @@ def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
 
 
 def is_burst(load: Load) -> TypeGuard[ClosedLoop]:
-    """Return whether a load is a point of a sweep whose requests start together, and continue to end together."""
+    """Return whether a load is a point of a sweep whose requests start and end together."""
     return is_steady(load) and load.ramp_up == "burst"
 
 
 def is_job(load: Load) -> TypeGuard[OpenLoop]:
-    """Return whether a load is a fixed number of requests that are sent by a schedule and served to the end."""
+    """Return whether a load is a fixed number of requests, sent by a schedule."""
     return isinstance(load, OpenLoop) and load.requests is not None
 
 
