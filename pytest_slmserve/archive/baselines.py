@@ -1,7 +1,6 @@
 """Baselines: results files in one folder, named by device and release, that later runs are compared with.
 
-`h200-vllm-0.26.0.jsonl.xz` has measurements of one kind of GPU with one release of vLLM: any models and loads, single
-engines and replicas. `store.read` reads it like any other results file.
+`h200-vllm-0.26.0.jsonl.xz` has measurements of one kind of GPU with one release of vLLM, and is a usual results file.
 """
 
 import json
@@ -72,14 +71,14 @@ def accept(
 ) -> tuple[dict[Path, list[Measurement]], list[LeftOut]]:
     """Write valid measurements to `folder`, one results file for each device and release.
 
-    Returns the measurements of each file, and those left out with the reason. The files are written next to their
-    places and moved when all are complete. Measurements of replicas are written together or not at all.
+    Returns the measurements of each file, and those left out with the reason. Files are moved to their places when all
+    are complete. Measurements of replicas are written together or not at all.
 
     Args:
         claims: parameters of the claims, written to each file.
 
     Raises:
-        BadUsage: if a file exists and `overwrite` is False, if no measurement is suitable, or if writing fails.
+        BadUsage: if a file exists and `overwrite` is False, or if no measurement is suitable.
     """
     missing = "it belongs to a run of several engines on one device, of which others are missing"
     reasons = dict.fromkeys(map(id, measurements), missing)
@@ -137,12 +136,7 @@ def baselines(folder: Path) -> dict[Path, Contents]:
 
 
 def baseline(folder: Path, name: str) -> tuple[Path, Contents]:
-    """Return the baseline of this name, or the results file at this path with the last run of each case.
-
-    Raises:
-        BadUsage: if it does not exist.
-        BadArchive: if it cannot be read.
-    """
+    """Return the baseline of this name, or the results file at this path with the last run of each case."""
     if is_file(path := Path(name)):
         return path, chosen(read(path))
     there = kept_archives(folder)
@@ -182,8 +176,6 @@ class NoiseKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredNoise:
-    """Entry of the file of calibrations."""
-
     place: NoiseKey
     measured_at: str
     calibration: Calibration
@@ -200,14 +192,7 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
 
 
 def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoise | None]:
-    """Return a gate evaluated with the calibration for its key, and that calibration or None.
-
-    Args:
-        records: results file; the calibrations are next to it.
-
-    Raises:
-        BadUsage: if the file of calibrations cannot be read.
-    """
+    """Return a gate evaluated with the calibration next to its results file, and that calibration or None."""
     if not gated.pairs:
         return gated, None
     place = noise_key(gated.pairs[0].baseline.at_each_load, gated.terms, gated.caches)
@@ -225,11 +210,7 @@ def allowances_of(noise: PairNoise, measured_at: str) -> dict[str, Allowance]:
 
 
 def keep(records: str | Path, kept: StoredNoise) -> None:
-    """Add an entry to the calibrations next to a results file, or replace the one with its key.
-
-    Raises:
-        BadUsage: if the file cannot be read or written.
-    """
+    """Add an entry to the calibrations next to a results file, or replace the one with its key."""
     entries = {**read_calibrations(records), kept.place: kept}.values()
     # "spread" follows from the costs, and is only for people who read the file.
     facts = [
@@ -252,11 +233,7 @@ def _spread_facts(kept: StoredNoise) -> dict[str, dict[str, float | None]]:
 
 
 def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
-    """Return the calibrations next to a results file by their keys; empty if there is no file.
-
-    Raises:
-        BadUsage: if it is not a file of calibrations.
-    """
+    """Return the calibrations next to a results file by their keys; empty if there is no file."""
     path = Path(records).with_name(NAME)
     if not path.exists():
         return {}
@@ -277,11 +254,7 @@ EXAMPLE = (
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
-    """Return the waivers of a JSON file: a list of objects that have every field of a waiver as text, and no other.
-
-    Raises:
-        BadUsage: with the row and the field that is wrong.
-    """
+    """Return the waivers of a JSON file: a list of objects that have every field of a waiver as text, and no other."""
     rows = read_json(path, f"Write a file of this form: {EXAMPLE}.")
     if not isinstance(rows, list):
         raise BadUsage(f"{path} holds no list of waivers", f"Write a file of this form: {EXAMPLE}.")

@@ -117,13 +117,12 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
 
 
 def _told(**entries: Any) -> dict[str, Any]:
-    """Return the entries that are not None, dataclasses as dicts."""
     told = {name: value for name, value in entries.items() if value is not None}
     return {n: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for n, v in told.items()}
 
 
 def clock_gaps(clock: Sequence[int]) -> list[int | str]:
-    """Return the first timestamp and the gaps between timestamps in base 64, as one text for each digit place.
+    """Return the first timestamp, and the gaps between them in base 64 with one text for each digit place.
 
     Only the last digits are noisy, so separate texts compress better.
     """
@@ -162,7 +161,7 @@ def _whole(value: float | None, units: float = PER_S) -> int | None:
 
 
 def deltas(values: Iterable[int | None]) -> list[int | None]:
-    """Return the difference of each value to the last one that is not None, with 0 before the first."""
+    """Return the difference of each value to the last one that is not None."""
     coded: list[int | None] = []
     last = 0
     for value in values:
@@ -202,13 +201,11 @@ def measurement_of(
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """Return a JSON value as this type: lists become tuples, objects dataclasses.
-
-    Entries without a field are ignored, because a later minor release may add some.
+    """Return a JSON value as this type; entries without a field are ignored, as a later minor release may add some.
 
     Raises:
-        BadUsage: from the checks of a specification.
         ValueError: for values of other types, and whole numbers of 2**63 or more.
+        BadUsage: from the checks of a specification.
     """
     import msgspec  # here, because an idle run reads no records
 

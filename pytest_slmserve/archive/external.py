@@ -1,14 +1,12 @@
-"""Results of other tools, read as points of a curve, and our own results written in the format of `vllm bench serve`.
+"""Results of other tools, read as points of a curve, and our results in the format of `vllm bench serve`.
 
-Input is CSV with named columns, or JSON: one object, a list, or objects one after the other, such as one per line.
-Nested values are read only for the tools in `other_tools`. The user names the columns; only the unit follows from the
-end of a name.
+Input is CSV with named columns, or JSON: an object, a list, or objects one after the other. Nested values are read only
+for the tools in `other_tools`. The user names the columns; only the unit follows from the end of a name.
 
-Output has the names that vllm/benchmarks/serve.py of release 0.32 saves. `duration` is the window, and requests and
-tokens are those of the window, so rates are as in our reports. With `vllm-bench=PATH.json`, all results go into that
-file, one object per line, as with vLLM's --append-result. Any other path is a folder with one file for each result,
-named as by vLLM (`--save-result --result-dir`) with the record's ID at the end, because two results may have the same
-second.
+Output has the names in vllm/benchmarks/serve.py of release 0.32. `duration` is the window, and requests and tokens are
+those of the window, so rates are as in our reports. `vllm-bench=PATH.json` appends all results to one file, as vLLM's
+--append-result. Any other path is a folder with a file for each result, named as by vLLM, and by the record's ID,
+because two results may have the same second.
 """
 
 import csv
@@ -66,8 +64,6 @@ class Columns:
         throughput: tokens/s of any kind.
         latency_unit: "ms" or "s", if the name of the latency does not end in it.
         running: mean number of running requests.
-        output_throughput: output tokens/s.
-        kv_blocks: of the engine's KV cache.
     """
 
     knob: str
@@ -81,7 +77,6 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all given columns."""
         return tuple(name for name in astuple(replace(self, latency_unit=None)) if name is not None)
 
 
@@ -90,10 +85,7 @@ def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
 
     `e2e_s` is the given latency, and `output_tokens_per_s` the given throughput. The batch is output rate times
     latency, by Little's law the concurrent requests; `little` is the relative difference of the reported running
-    requests. A point with preemptions keeps its figures, but is not valid.
-
-    Raises:
-        BadUsage: for an impossible value, and for a latency without a unit or with two.
+    requests. A point with preemptions is not valid.
     """
     name, said = columns.latency, columns.latency_unit
     stem, _, ending = name.rpartition("_")
@@ -152,13 +144,10 @@ def number_in(
     *,
     whole: bool = False,
 ) -> float:
-    """Return a number of a row.
+    """Return a number of a row, or raise BadUsage if the cell has none between `low` and `high`.
 
     Args:
-        why_not: end of the error about a number outside `low` and `high`, whose defaults suit rates and latencies.
-
-    Raises:
-        BadUsage: if the cell has no such number.
+        why_not: end of the error about other numbers.
     """
     value, shown = number_of(cell := row.cells.get(column)), repr(cell)
     said = f"{row.place}: {column} is {shown if len(shown) <= 40 else f'{shown[:37]}...'}, which"
@@ -170,17 +159,13 @@ def number_in(
 
 
 def knob_of(row: Row, column: str) -> int:
-    """Return the load of a row. Raise BadUsage if it is not a positive whole number."""
+    """Return the load of a row, a positive whole number."""
     why_not = "is no knob: a knob has to be a positive whole number"
     return int(number_in(row, column, 1, LARGEST_KNOB, why_not, whole=True))
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
-    """Return the rows that meet all conditions NAME=VALUE of `--where`, compared as numbers or as texts in any case.
-
-    Raises:
-        BadUsage: for a malformed condition or an unknown column, and if no row is left.
-    """
+    """Return the rows that meet all conditions NAME=VALUE of `--where`, compared as numbers or as texts in any case."""
     pairs = []
     for text in conditions:
         name, equals, value = text.partition("=")
@@ -209,9 +194,6 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
     """Return the rows that have a value in each column, and notes on skipped rows and on failed requests.
 
     In rates and latencies, 0, infinity and NaN count as missing, because nothing was served.
-
-    Raises:
-        BadUsage: if no row has all values.
     """
     measured = {columns.throughput, columns.latency, columns.output_throughput}
 
@@ -242,7 +224,7 @@ def mixed_settings(rows: Sequence[Row], columns: Columns) -> list[str]:
 
     A column of words is a setting if some rows agree in it (otherwise it is a name or a date), if it is true or false,
     or if it names the server. A column of numbers is one if rows of the same knob differ and each value occurs several
-    times, unlike in measurements. The number of a run is not a setting.
+    times, unlike in measurements.
 
     Raises:
         BadUsage: for rows of several models, which are not one curve.
@@ -279,7 +261,7 @@ def some(kinds: Sequence[str]) -> str:
 
 
 def check_columns(rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Raise BadUsage with the known columns if no row has one of these; lists and objects do not count."""
+    """Raise BadUsage if no row has one of these columns; lists and objects do not count."""
     there = dict.fromkeys(n for row in rows for n, cell in row.cells.items() if not isinstance(cell, (list, dict)))
     for name in names:
         if rows and name not in there:
@@ -287,13 +269,9 @@ def check_columns(rows: Sequence[Row], names: Sequence[str]) -> None:
 
 
 def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
-    """Return the rows of all files, and notes on those left out.
+    """Return the rows of all files, and notes on those left out: warm-ups, and rows that an earlier file has.
 
-    `vllm bench sweep` writes each result to a file and to a summary, so a row that an earlier file has is not a repeat.
-    Warm-ups are left out, too.
-
-    Raises:
-        BadUsage: if a file cannot be read.
+    `vllm bench sweep` writes each result to a file and to a summary, so such a row is not a repeat.
     """
     found, first_in = list[Row](), dict[str, int]()
     lost = dict.fromkeys(("warm-ups of a sweep", "for an earlier file has the same"), 0)
@@ -310,11 +288,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
 
 
 def read_results(path: Path) -> list[Row]:
-    """Return the rows of a CSV or JSON file, with control characters escaped.
-
-    Raises:
-        BadUsage: if the file cannot be read.
-    """
+    """Return the rows of a CSV or JSON file, with control characters escaped."""
     try:
         raw = content(path, LARGEST_FILE)
         if raw.startswith((FIRST, *(magic for _, magic in PACKINGS.values()))):
@@ -444,11 +418,7 @@ class Export:
     slo: Slo | None = None
 
     def add(self, measurement: Measurement) -> None:
-        """Write a measurement, which is already in the results file.
-
-        Raises:
-            BadUsage: if it cannot be written.
-        """
+        """Write a measurement."""
         result = json.dumps(as_vllm_bench(measurement, goodput_of(self.slo, (measurement,)) if self.slo else None))
         try:
             if self.path.suffix == ".json":
@@ -467,7 +437,7 @@ class Export:
 
 
 def export_to(text: str, slo: Slo | None = None) -> Export:
-    """Return the export of an option's text, `vllm-bench=PATH`. Raise BadUsage for any other text."""
+    """Return the export of an option's text, `vllm-bench=PATH`."""
     name, _, path = text.partition("=")
     if name != FORMAT or not path:
         raise BadUsage(f"{text!r} is not an export", f"Write {EXAMPLE}.")

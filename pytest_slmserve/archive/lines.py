@@ -1,8 +1,7 @@
 """Lines of a results file with their checksums, read one after another in little memory.
 
-In a packed file each write is a separate piece (a member of gzip, a stream of xz). Lines of a piece are yielded when
-its end was read, because a torn piece yields none. A piece of many megabytes, such as a whole file packed by `xz`,
-yields them earlier.
+In a packed file each write is a separate piece (a member of gzip, a stream of xz). Its lines are yielded after its end,
+because a torn piece yields none, or earlier if it has many megabytes, such as a whole file packed by `xz`.
 """
 
 from __future__ import annotations
@@ -47,11 +46,7 @@ def sealed(body: bytes) -> bytes:
 
 
 def unsealed(line: bytes) -> bytes:
-    """Return the JSON object of a line without its checksum.
-
-    Raises:
-        ValueError: if the checksum is missing or wrong.
-    """
+    """Return the JSON object of a line without its checksum. Raise ValueError if that is missing or wrong."""
     seal = SEAL.search(line)
     if seal is None:
         facts_of(line)["kind"]  # raises a more specific error for a line that is not ours
@@ -63,11 +58,7 @@ def unsealed(line: bytes) -> bytes:
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
-    """Return the object of a line; an empty line has the kind None.
-
-    Raises:
-        ValueError: if it is not an object in JSON.
-    """
+    """Return the object of a line, or raise ValueError; an empty line has the kind None."""
     if not line.strip():
         return {"kind": None}
     import msgspec  # here, because an idle run reads no records
@@ -96,11 +87,7 @@ class ArchiveLines:
         self._begins = b""  # of the first line
 
     def __iter__(self) -> Iterator[bytes | None]:
-        """Yield the lines.
-
-        Raises:
-            BadArchive: if the file is something else, cannot be read, or has a line that is too long.
-        """
+        """Yield the lines, or raise BadArchive if the file is unreadable or something else."""
         self._file.seek(0)
         try:
             for line in self._of_pieces() if self.path.suffix in PACKINGS else self._of(self._file):
@@ -190,11 +177,7 @@ class _Piece(io.RawIOBase):
 
 
 def archives_in(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield the results files in an HTML report, each with a path below that of the report; any other file as it is.
-
-    Raises:
-        BadArchive: if the file cannot be read, or the report has no records.
-    """
+    """Yield the results files in an HTML report, each with a path below that of the report; any other file as it is."""
     try:
         with open(path, "rb", opener=regular) as file:
             is_page = file.read(len(BEGINS)).lower() == BEGINS

@@ -1,7 +1,7 @@
 """Storage for columns out of memory: the figures of each run stay, and its columns are read again when needed.
 
-A run in memory takes about eight times the bytes of its line, so only recently used columns stay. Other lines go,
-packed, to a temporary file without a name, or stay in memory if that cannot be written.
+A run in memory takes about eight times the bytes of its line. Lines of columns that were not used recently go to a
+temporary file without a name, or stay in memory, packed, if that cannot be written.
 """
 
 from __future__ import annotations
@@ -35,12 +35,6 @@ class Kept:
 
 
 class Shelf:
-    """Runs with their lines.
-
-    Args:
-        recent: bytes of lines whose columns stay in memory.
-    """
-
     def __init__(self, recent: int = RECENT) -> None:
         self._most, self._bytes = recent, 0
         self._recent: OrderedDict[Kept, tuple[Run, bytes]] = OrderedDict()
@@ -54,11 +48,7 @@ class Shelf:
             self._remember(kept, run, line)
 
     def read(self, run: Run, kept: Kept) -> Run:
-        """Return a run with the columns of this one, which gets them back.
-
-        Raises:
-            BadArchive: if they cannot be read.
-        """
+        """Return a run with the columns of this one, which gets them back. Raise BadArchive if they cannot be read."""
         with self._lock:
             if kept in self._recent:  # another thread was here
                 return self._recent[kept][0]

@@ -1,12 +1,11 @@
 """Results files: measurements as lines of JSON, each on disk at once; packed by the suffix `.gz` or `.xz`.
 
-A line is an object with a `kind` and ends with its CRC-32. `session` begins a run and has the format, the parameters of
-the claims and the plan; `engine` describes a launch before its first measurement; `measurement` has the columns of one
-run. Other kinds and unknown fields are ignored.
+A line is an object with a `kind` and its CRC-32. `session` begins a run and has the format, the parameters of the
+claims and the plan; `engine` describes a launch before its first measurement; `measurement` has the columns of one run.
+Other kinds and unknown fields are ignored.
 
-If a results file cannot be written any more, or is not at its path any more, the run continues in a second file, with
-all its earlier measurements. In a packed file each write is a separate piece, so everything written before a kill can
-be read.
+If a results file cannot be written any more, or is not at its path, the run continues in a second file, with all its
+earlier measurements. Each write to a packed file is a separate piece, so it can be read after a kill.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ OWN = ".slm"
 
 
 def make_folder(folder: Path) -> None:
-    """Create a folder with its parents; in a new `.slm` folder, git ignores everything.
-
-    Raises:
-        OSError: if that is impossible.
-    """
+    """Create a folder with its parents; in a new `.slm` folder, git ignores everything."""
     own = next((each for each in (folder, *folder.parents) if each.name == OWN), None)
     is_new = own is not None and not own.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -319,13 +314,13 @@ class Archive(AbstractContextManager["Archive"]):
 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
-    """Return the contents of a results file, or of all those in an HTML report. A torn end only makes a note.
+    """Return the contents of a results file, or of all in an HTML report. A torn end only makes a note.
 
     Args:
-        skip_damaged: make a note of damaged lines instead of an error.
+        skip_damaged: make only a note of damaged lines.
 
     Raises:
-        BadArchive: if the file cannot be read, is something else, has damaged lines or another format.
+        BadArchive: if the file is unreadable, something else, damaged or of another format.
     """
     each = [contents for _, contents in read_each(path, skip_damaged=skip_damaged)]
     return each[0] if len(each) == 1 else as_one(each)
@@ -363,13 +358,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
 
 
 def embedded(path: Path) -> list[tuple[str, str]]:
-    """Return the results file at a path, or those in an HTML report, as names and bytes in base64.
-
-    A file that is not packed is packed, without a torn end.
-
-    Raises:
-        BadArchive: if the file cannot be read.
-    """
+    """Return the results file at a path, or those in an HTML report, as names and bytes in base64, packed."""
     found = []
     for archive, file in archives_in(path):
         try:
@@ -421,9 +410,6 @@ class ScannedLines:
 
 def scan(path: Path, lines: Iterable[bytes | None], *, columns: bool = True) -> ScannedLines:
     """Decode the lines of a results file; None is an unreadable piece.
-
-    Args:
-        columns: as in `decode`.
 
     Raises:
         BadArchive: if a run has another format, or no line belongs to a results file.
@@ -523,8 +509,7 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
     """Add measurements and runs that are missing in `into`. Damaged lines and torn ends only make notes.
 
     Raises:
-        BadArchive: if a part cannot be read, is something else, or has another format.
-        BadUsage: if `into` cannot be written.
+        BadArchive: if a part is unreadable, something else or of another format.
     """
     seen, engines = set[bytes](), dict[str, bytes]()  # heads of known lines, and the line of each launch
 
@@ -599,9 +584,6 @@ def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
     Args:
         run: ID or its beginning, "last" or "all"; "" for the last run that measured each case.
         since: ISO 8601; earlier measurements are left out.
-
-    Raises:
-        BadUsage: if there is no such run, or `since` is not a time.
     """
     runs = runs_of(contents)
     notes: list[str] = []
@@ -623,11 +605,7 @@ def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
-    """Return the run whose ID begins like this, or for "last" the last run that measured or resumed something.
-
-    Raises:
-        BadUsage: if there is not exactly one.
-    """
+    """Return the run whose ID begins like this, or for "last" the last run that measured or resumed something."""
     if name == "last":
         return next((run for run in reversed(runs) if run.measurements or run.header.resumes), runs[-1])
     found = [run for run in runs if run.header.id.startswith(name)]
