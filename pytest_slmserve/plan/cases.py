@@ -86,10 +86,10 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
 
     A fixed-size workload takes the time of all work, or that of all arrivals and the last request if that is longer.
     Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers takes 20 ms on a GPU (a
-    guess) and 12 ms on a CPU (as measured with the tiny model).
+    guess) and 12 ms on a CPU (measured with the tiny model).
 
     Args:
-        concurrency: of all engines that share the device, which are assumed to be as fast together as one.
+        concurrency: of all engines that share the device.
     """
     prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
     on_cpu, context = spec.platform == "cpu", prompt + output / 2
@@ -135,7 +135,6 @@ def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
 
 
 def start_estimate_s(spec: Engines) -> float:
-    """Return the estimated seconds of a start."""
     defaults, further = DEFAULTS[spec.platform], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
     if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
         further = min(further, 1)
@@ -165,16 +164,12 @@ class Case:
 
     @property
     def engine(self) -> Engines:
-        """Engines to start. A set of one is its engine, which may already run for other cases."""
+        """Engines to start; for a set of one the single engine, which may already run."""
         return self.engines if isinstance(self.engines, ReplicaSpec) and len(self.engines) > 1 else self.each[0]
 
     @property
     def each(self) -> tuple[EngineSpec, ...]:
-        """Specifications of the engines.
-
-        Raises:
-            ValueError: if this host cannot have them.
-        """
+        """Specifications of the engines. Raise ValueError if this host cannot have them."""
         if self.engines is None:
             raise ValueError(f"{self.id} has no engine: {self.skip_reason}")
         return engines_of_set(self.engines)
@@ -217,7 +212,6 @@ class Case:
 
     @property
     def estimate_s(self) -> float:
-        """Estimated seconds of one repeat."""
         shares = isinstance(self.engines, ReplicaSpec) and self.engines.sharing != "gpus"
         in_all = self.concurrency if shares else None
         return repeat_estimate_s(self.each[0], self.workloads[0], self.loads[0], in_all)
@@ -248,10 +242,7 @@ def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Return groups in the order of their start: reference engines, then by falling number of GPUs and length.
-
-    References come first, because a run may end early. Wide groups would otherwise wait long for the last of many GPUs.
-    """
+    """Return groups in starting order: references, because a run may end early, then the widest, then the longest."""
 
     def subject(group: Group) -> tuple[str, str]:
         engine = engines_of_set(group.engine)[0]
@@ -273,9 +264,6 @@ def spread(groups: Sequence[Group], gpus: int) -> list[Group]:
 
     If each group takes one GPU, the last end is at most 2 - 1/gpus times the smallest possible (Graham 1966, "Bounds
     for certain multiprocessing anomalies").
-
-    Raises:
-        BadUsage: if an engine needs more GPUs than there are.
     """
     free = [(0.0, gpu) for gpu in range(gpus)]
     placed = []
@@ -292,12 +280,11 @@ def spread(groups: Sequence[Group], gpus: int) -> list[Group]:
 
 
 def makespan_s(placed: Sequence[Group]) -> float:
-    """Return the seconds until the last group ends."""
     return max((group.begins_s + group.seconds for group in placed), default=0.0)
 
 
 def spread_lines(cells: Sequence[PlannedItem], gpus: int) -> list[str]:
-    """Return the plan on several GPUs as text, one line for each GPU. Raises as `spread`."""
+    """Return the plan on several GPUs as text, one line for each GPU."""
     placed = spread(groups_of(cells), gpus)
     on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}
     for group in placed:

@@ -51,10 +51,7 @@ Versions = Mapping[str, str | None]
 def model_of(name: str) -> catalogue.Model:
     """Return the model of a catalogue name, a folder with a config.json, or a Hub name in the Hub's cache on this host.
 
-    A folder with the configuration of a catalogue model, such as that of a fine-tuned one, has the sizes of that model.
-
-    Raises:
-        BadUsage: if the model is unknown.
+    A folder with the configuration of a catalogue model, such as that of a fine-tuned one, has its sizes.
     """
     if known := catalogue.catalogue_name(name):
         return catalogue.CATALOGUE[known]
@@ -92,11 +89,7 @@ def known_model(name: str) -> catalogue.Model | None:
 
 
 def config_folder(model: str) -> Path | None:
-    """Return the folder with the config.json of a model, or its snapshot in the user's Hub cache, or None.
-
-    Raises:
-        BadUsage: for a folder without a config.json.
-    """
+    """Return the folder with the config.json of a model, or its snapshot in the user's Hub cache, or None."""
     if is_file(Path(model) / "config.json"):
         return Path(model)
     with suppress(OSError):  # an impossible name of a folder
@@ -116,11 +109,7 @@ def config_folder(model: str) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder, with ModelOpt's quantization from the file next to it, as vLLM reads both.
-
-    Raises:
-        BadUsage: if a file is unusable.
-    """
+    """Return the config.json of a folder, with ModelOpt's quantization from the file next to it, as vLLM reads both."""
     found = _read_object(folder / "config.json")
     if not found.get("quantization_config") and is_file(beside := folder / QUANTIZATION):
         found["quantization_config"] = _read_object(beside)
@@ -196,9 +185,6 @@ def probe_models(
     Args:
         versions: of the packages of `python`.
         is_run: engines will be started; otherwise only missing configurations are looked up.
-
-    Raises:
-        BadUsage: for a model without a configuration.
     """
     wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions, is_run)]
     found = _told(wanted, python, env) if wanted else {}
@@ -228,11 +214,7 @@ def keep_sizes(config: Mapping[str, Any], told: Mapping[str, Any]) -> None:
 
 
 def wants_probe(model: str, versions: Versions, is_run: bool = True) -> bool:
-    """Return whether a probe may find more about a model.
-
-    Raises:
-        BadUsage: for an impossible name.
-    """
+    """Return whether a probe may find more about a model."""
     if catalogue.catalogue_name(model):
         return False
     folder = config_folder(model)

@@ -170,11 +170,7 @@ def engine_spec(
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
-    """Return the specification of the requests of the options.
-
-    Raises:
-        BadUsage: for fixed lengths of a trace.
-    """
+    """Return the specification of the requests of the options. Raise BadUsage for fixed lengths of a trace."""
     given, source = (options.input_len, options.output_len), "lengths"
     if options.dataset:
         source = "trace-lengths" if options.dataset.endswith(TRACES) else "sharegpt"
@@ -204,11 +200,7 @@ def _shared(options: Options, share: float | None) -> dict[str, Any]:
 
 
 def kind_for(options: Options, model: Model) -> Kind:
-    """Return the kind of requests to a model: by the options, or its own task.
-
-    Raises:
-        BadUsage: if the model does not serve it.
-    """
+    """Return the kind of requests to a model: by the options, or its own task."""
     kind = options.kind or model.kinds[0]
     if kind not in model.kinds:
         able = " or ".join(f"-o slm_kind={each}" for each in model.kinds)
@@ -259,7 +251,7 @@ OF_REQUESTS = ("prefix_share", "turns", "cached", "response_format")
 
 
 def checked_lengths(given: Any) -> tuple[int | None, int | None]:
-    """Return a pair of prompt and output tokens, None for natural ones. Raise BadUsage for anything else."""
+    """Return a pair of prompt and output tokens, None for natural ones, or raise BadUsage."""
     match given:
         case (int() | None as prompt, int() | None as output):
             return prompt, output
@@ -267,7 +259,7 @@ def checked_lengths(given: Any) -> tuple[int | None, int | None]:
 
 
 def checked_adapters(given: Any) -> tuple[int, int] | None:
-    """Return a pair of number and rank of adapters, or None for none. Raise BadUsage for anything else."""
+    """Return a pair of number and rank of adapters, or None for none, or raise BadUsage."""
     match given:
         case None:
             return None
@@ -326,11 +318,7 @@ class Planner:
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """Models to sweep: those of the options, or the defaults that fit.
-
-        Raises:
-            BadUsage: if an endpoint has no named model.
-        """
+        """Models to sweep, which are those of the options or the defaults that fit."""
         if self.options.models:
             return self.options.models
         if self.platform == "remote":
@@ -355,14 +343,7 @@ class Planner:
         self._found.update(new)
 
     def misfit(self, model: str, **changes: Any) -> str | None:
-        """Return why a model cannot be served here, or None.
-
-        Args:
-            changes: as in `spec`.
-
-        Raises:
-            BadUsage: for an unknown model.
-        """
+        """Return why a model cannot be served here, or None; `changes` are those of `spec`."""
         if self.platform == "remote":
             return None
         self._find([model])
@@ -373,7 +354,6 @@ class Planner:
         return None
 
     def kind(self, model: str) -> Kind:
-        """Return the kind of requests to a model. Raise BadUsage if the model does not serve it."""
         return self._kind(None if self.platform == "remote" else model_of(model))
 
     def _kind(self, known: Model | None) -> Kind:
@@ -422,15 +402,12 @@ class Planner:
         return self._workloads[name]
 
     def spec(self, model: str, gpus: int | None = None, cached: bool = True, **changes: Any) -> EngineSpec:
-        """Return the engine of a model.
+        """Return the engine of a model. Raise BadUsage if its GPUs do not exist, or their memory is too small.
 
         Args:
             gpus: None for the number in the options.
             cached: the prefix cache serves earlier turns of conversations.
             changes: options with other values.
-
-        Raises:
-            BadUsage: if its GPUs do not exist, or their memory is too small.
         """
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
@@ -452,7 +429,7 @@ class Planner:
         return spec
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
-        """Return the names of devices, for locks and sensors. Raise BadUsage if one does not exist."""
+        """Return the names of devices, for locks and sensors."""
         if self.platform == "remote":
             return tuple(url_lock(engine.url) for engine in engines_of_set(spec))
         check_there(self.host, spec.gpus)
@@ -469,9 +446,6 @@ class Planner:
 
         Args:
             sharing: None for time slicing, or for a URL each.
-
-        Raises:
-            BadUsage: if an engine has no room for a KV cache, no GPU or no URL.
         """
         if self.platform == "remote":
             urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
@@ -491,8 +465,7 @@ class Planner:
     def sweep(self, model: str) -> Sweep:
         """Return the sweep of a model, made once.
 
-        Raises:
-            BadUsage: if a load of the options does not fit in the KV cache, because it would measure preemption.
+        Loads of the options must fit in the KV cache, because they would measure preemption.
         """
         if model in self.sweeps:
             return self.sweeps[model]
@@ -519,7 +492,6 @@ class Planner:
         return self.sweeps[model]
 
     def in_sweep(self, case: Case) -> bool:
-        """Return whether a point is on the planned curve of its model."""
         return self.swept(case.model) and case.series == self.point(case.model, 1).series
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
@@ -569,13 +541,10 @@ class Planner:
     def replicas_case(
         self, engines: ReplicaSpec, concurrency: int, load: Mapping[str, Any] | None = None, **names: str
     ) -> Case:
-        """Return the case of `concurrency` concurrent requests, evenly divided among the engines.
+        """Return the case of `concurrency` concurrent requests, which the engines must divide evenly.
 
         Args:
             load: fields of the ClosedLoop that differ from the options.
-
-        Raises:
-            BadUsage: if the number cannot be divided.
         """
         if (n := len(engines)) > concurrency or concurrency % n:
             why = f"{concurrency} concurrent requests cannot be divided evenly among {n} replicas"
@@ -603,11 +572,7 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
 
 
 def point_cases(planner: Planner, words: Words) -> list[Case]:
-    """Return the points of the planned sweeps, or those of a marker, only for the models of the options.
-
-    Raises:
-        BadUsage: for an unknown model, points that are not pairs, and requests that are too long.
-    """
+    """Return the points of the planned sweeps, or those of a marker, only for the models of the options."""
     for word, ending in COMPARED.items():
         if isinstance(values := words.get(word), list | tuple):
             each = [(ending(value), point_cases(planner, {**words, word: value})) for value in values]
@@ -737,9 +702,6 @@ def job_cases(planner: Planner, words: Words) -> list[Case]:
     """Return the fixed-size workloads of a marker: a list, or lists for "gpu" (also simulated) and "cpu".
 
     If the options name models, others are left out.
-
-    Raises:
-        BadUsage: for wrong arguments.
     """
     jobs = words["jobs"]
     if isinstance(jobs, Mapping) and (unknown := jobs.keys() - {"gpu", "cpu"}):
@@ -778,18 +740,13 @@ def job_case(
     """Return the case of one fixed-size workload. A limit that is None is that of the options.
 
     Args:
-        requests: number of requests.
         rate: requests per second; infinity sends all at once.
         lengths: prompt and output tokens; None for natural ones, with outputs divided by `shorter`.
         kv_requests: number of requests at full length that the KV cache holds.
-        max_num_seqs: maximum of sequences in the engine.
         gpu_memory: memory to plan for, such as "40GiB".
         batching: of Transformers; None for vLLM's continuous batching.
         lora: number and rank of adapters.
         max_loras: slots for them on the device.
-
-    Raises:
-        BadUsage: for an unknown model.
     """
     arrivals = f"{requests}-at-once" if rate == math.inf else f"{rate:g}-per-s"
     limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory, "slots": max_loras}
