@@ -62,12 +62,7 @@ def sharings(text: str) -> tuple[str, ...]:
 
 
 def urls(text: str) -> tuple[str, ...]:
-    """Return the URLs that requests go to.
-
-    Raises:
-        BadUsage: for a URL with credentials, which the error does not repeat.
-        ValueError: for no URLs, or equal ones.
-    """
+    """Return the URLs that requests go to. Raise BadUsage for one with credentials, which the error does not repeat."""
     from pytest_slmserve.schema.specs import completed
 
     found = tuple(map(completed, word_list(text)))
@@ -100,7 +95,6 @@ def error_rate(text: str) -> float:
 
 
 def memory_size(text: str) -> int:
-    """Return the bytes of a size such as 40GiB."""
     from pytest_slmserve.schema.kv_cache import parse_memory
 
     try:
@@ -294,7 +288,6 @@ def opt(read: Any, default: Any, metavar: str | None = None, **more: Any) -> Opt
 
 
 def flag(help: str, **more: Any) -> Any:
-    """Return the row of an option without a value."""
     return Opt(truth, False, help=help, **more)
 
 
