@@ -116,11 +116,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run.
-
-    Attributes:
-        phase: "ramp", "settle", "window" or "over".
-    """
+    """Progress of a run in the phase "ramp", "settle", "window" or "over"."""
 
     phase: str
     elapsed_s: float
@@ -134,7 +130,7 @@ class Resolved:
     """Settings that the engine derived from its specification.
 
     Attributes:
-        weight_bytes: bytes on all of its GPUs together.
+        weight_bytes: bytes on all of its GPUs.
     """
 
     kv_blocks: int | None = None
@@ -307,8 +303,8 @@ class Run:
         window_s: beginning and end, in seconds since the run began.
         failures: number of failed requests, which have no row in the samples.
         began_s: by the host's monotonic clock; None for an engine with a clock of its own.
-        failed: rows of failed requests, if their times are known.
-        derived: computed results, by name and arguments (`analysis/estimates.py`).
+        failed: rows of failed requests, if known.
+        derived: computed results (`analysis/estimates.py`).
     """
 
     samples: Samples
@@ -409,6 +405,7 @@ class Measurement:
 
     @property
     def alone(self) -> bool:
+        """True if the engine had the device to itself."""
         return self.replica is None or self.replica.count == 1
 
     @cached_property
@@ -436,7 +433,6 @@ def moment(text: str) -> datetime:
 
 
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
-    """Return a hash of everything that can change a measurement of these engines."""
     return short_hash([spec.key, list(workload_hashes), [specs.load_facts(load) for load in loads]])
 
 

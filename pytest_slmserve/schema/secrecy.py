@@ -1,8 +1,8 @@
 """Scanner for secrets, and the environment variables that our processes inherit.
 
 Every text passes the scanner before it enters a record. The lists are our own: of the 43 secrets that once entered
-records, the named detectors of detect-secrets 1.5 (the newest, of May 2024) find 10, and it would add requests, PyYAML
-and four more packages to every installation. The tests use it: this scanner finds every key that it knows by form.
+records, the named detectors of detect-secrets 1.5 (the newest, of May 2024) find 10, and it needs requests, PyYAML and
+four more packages. Only the tests use it: this scanner finds every key that it knows by form.
 """
 
 import json
@@ -98,7 +98,7 @@ UNREAD = 4  # how many times a text may have been encoded for a URL
 
 @lru_cache(maxsize=1024)
 def secret_in(text: str, named: bool = True) -> str:
-    """Return words on a likely secret in this text, for an error that must not repeat it, or "".
+    """Return words on a likely secret in this text, or "", for an error that must not repeat it.
 
     Args:
         named: include values that only their name identifies.

@@ -214,6 +214,7 @@ class EngineSpec:
 
     @cached_property
     def key(self) -> str:
+        """Hash of the facts."""
         return short_hash(self.facts)
 
     @cached_property
@@ -230,10 +231,12 @@ class EngineSpec:
 
     @property
     def arguments(self) -> dict[str, Any]:
+        """Further arguments by their names."""
         return dict(self.extra)
 
     @property
     def caches_prefixes(self) -> bool:
+        """True if the engine keeps prompts for later requests that begin with the same tokens."""
         return bool(self.arguments.get("enable_prefix_caching", self.prefix_caching))
 
     @property
@@ -261,14 +264,17 @@ class EngineSpec:
         return asked if isinstance(asked, int) else 1
 
     def without(self, *names: str) -> EngineSpec:
+        """Return a copy without these further arguments."""
         return replace(self, extra=tuple(pair for pair in self.extra if pair[0] not in names))
 
     @property
     def without_http(self) -> EngineSpec:
+        """Copy with the interface "engine"."""
         return replace(self.without(FRONT_ENDS), interface="engine")
 
     @property
     def gpus(self) -> range:
+        """Indices of the visible GPUs."""
         return range(self.gpu, self.gpu + self.tensor_parallel_size)
 
 
@@ -625,6 +631,7 @@ class ClosedLoop:
 
     @property
     def max_concurrency(self) -> int:
+        """Maximum of concurrent requests."""
         return self.concurrency
 
     def duration_s(self, lifetime_s: float) -> float:
