@@ -1,10 +1,10 @@
 """Conversion of measurements to plain JSON values and back.
 
-Columns are whole numbers, stored as differences between neighbors: most of them are 0, which compresses well. A
+Columns are whole numbers, stored as differences between neighbors, because most of them are 0 and compress well. A
 constant column is one value. KV usage is in millionths.
 
-Requests of one engine step share their timestamps, and others begin just after it. So a run stores all timestamps once
-and in order, as a clock in microseconds, and columns have the index of a timestamp in it (its tick).
+Requests of one engine step share their timestamps. So a run stores all timestamps once and in order, as a clock in
+microseconds, and columns have the index of a timestamp in it (its tick).
 """
 
 import math
@@ -62,7 +62,6 @@ class StoredRun:
 
 
 def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: Environment) -> dict[str, Any]:
-    """Return the line that describes a launch, without the configuration of its model."""
     asked = asdict(spec)
     if model := asked.pop("model_facts"):
         del model["config"]
@@ -71,7 +70,6 @@ def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: 
 
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:
-    """Return the line of a measurement, with its run as the last entry."""
     m, run, seen = measurement, measurement.run, measurement.run.telemetry
     columns = ((table, column.name) for table in (run.samples, run.steps) for column in fields(table))
     stamps = {_whole(at) for table, name in columns if name.endswith("_s") for at in getattr(table, name)}

@@ -4,8 +4,7 @@ The formats are those in public repositories: guidellm 0.2 to 0.8 (`benchmarks.j
 (`profile_export_aiperf.json`), inference-perf 0.1 to 0.4 (`stage_N_lifecycle_metrics.json`). sglang's bench_serving
 writes flat results with vLLM's names.
 
-The "inter-token latency" of guidellm and aiperf is vLLM's TPOT: the time from a request's first to its last token,
-divided by the tokens after the first, as a mean over requests.
+The "inter-token latency" of guidellm and aiperf is vLLM's TPOT, as a mean over requests.
 """
 
 from collections.abc import Iterator, Mapping

@@ -126,7 +126,6 @@ class Contents:
 
     @property
     def plans(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """Start and plan of each run."""
         return [(session.started, session.plan) for session in self.sessions]
 
 
@@ -217,7 +216,7 @@ class Archive(AbstractContextManager["Archive"]):
 
         Raises:
             BadArchive: if it could not be read again; it is then not written.
-            BadUsage: if it cannot be written.
+            BadUsage: if no file can be written.
         """
         try:
             engine = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment))
@@ -240,7 +239,6 @@ class Archive(AbstractContextManager["Archive"]):
         return self._added[-1]
 
     def _move(self, why: str, *last: Measurement) -> None:
-        """Continue in a second file, with the header and all measurements of this run."""
         if not self._moves or self.moved:
             raise BadUsage(why, ANOTHER)
         for folder in (Path(tempfile.gettempdir()), self.path.parent, Path.home()):
@@ -339,7 +337,7 @@ def as_one(archives: Sequence[Contents]) -> Contents:
 
 
 def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Path, Contents]]:
-    """Return the contents of a results file, or of each in an HTML report, with their paths. Raises as `read`."""
+    """Return the contents of a results file, or of each in an HTML report, with their paths."""
     found = []
     for name, file in archives_in(Path(path)):
         lines = ArchiveLines(name, file)
@@ -389,8 +387,6 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 @dataclass(slots=True)
 class ScannedLines:
-    """Contents of the lines so far, and why damaged lines could not be used (only the first reasons)."""
-
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measured: list[tuple[Measurement, RunHeader]] = field(default_factory=list)
@@ -498,7 +494,7 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """Result of a merge: numbers of new and of known measurements, and notes on unusable lines."""
+    """Result of a merge: new and known measurements, and notes on unusable lines."""
 
     written: int = 0
     known: int = 0
