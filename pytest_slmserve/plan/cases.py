@@ -20,7 +20,7 @@ LARGEST_LOAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Defaults of a platform for options that were not given."""
+    """Defaults of a platform."""
 
     models: tuple[str, ...]
     lengths: tuple[int, int]
@@ -42,7 +42,7 @@ DEFAULTS: dict[Platform, Defaults] = {
 
 
 def engine_title(spec: Engines) -> str:
-    """Return a title of an engine or a set of replicas, such as "opt-125m on 2 GPUs"."""
+    """Return a title such as "opt-125m on 2 GPUs"."""
     if isinstance(spec, EngineSpec):
         if spec.interface == "transformers":
             return f"{spec.model} in Transformers, batching {spec.arguments.get('batching')}"
@@ -52,7 +52,7 @@ def engine_title(spec: Engines) -> str:
 
 
 def point_title(spec: EngineSpec, load: Load) -> str:
-    """Return a title of a model under a load, such as "opt-125m at 64"."""
+    """Return a title such as "opt-125m at 64"."""
     name = short_name(spec.model)
     return f"{name} at {load.concurrency}" if isinstance(load, ClosedLoop) else f"{name}, {load.title}"
 
@@ -185,7 +185,6 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Key that stored repeats of this case have."""
         first = self.replicas()[0]
         if first and first.count > 1:
             return short_hash([first.set, self.environment.key])

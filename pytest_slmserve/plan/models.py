@@ -160,12 +160,11 @@ def _header(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def sizes_file(config: Mapping[str, Any]) -> Path:
-    """Return the file in the user's cache for the sizes of this configuration."""
     return user_cache() / "sizes" / f"{short_hash(dict(config))}.json"
 
 
 def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes that a probe found for this configuration; empty if there are none."""
+    """Return the sizes that a probe found for this configuration, or nothing."""
     try:
         found = json_value(content(sizes_file(config), LARGEST_JSON))
         counts = [found[name] for name in ("parameters", "active") if found.get(name) is not None]

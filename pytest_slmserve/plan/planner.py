@@ -1,7 +1,4 @@
-"""Planner of a run: it turns options and markers into models, engines, requests, sweeps and cases for this host.
-
-It needs no GPU and starts nothing.
-"""
+"""Planner of a run: it turns options and markers into models, engines, requests, sweeps and cases for this host."""
 
 import inspect
 import math
@@ -83,13 +80,10 @@ class Sweep:
 def engine_spec(
     options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
-    """Return the engine that serves `model`, with every limit set.
+    """Return the engine that serves `model`, with every limit set, or raise BadUsage if that is impossible.
 
     Args:
         gpus: None for the number in the options.
-
-    Raises:
-        BadUsage: if vLLM or the GPU cannot serve the model with these options.
     """
     known, defaults = model_of(model), DEFAULTS[platform]
     if known.architecture == ALIBI and platform == "cpu":
@@ -212,7 +206,7 @@ def kind_for(options: Options, model: Model) -> Kind:
 
 
 def check_length(name: str, tokens: int, positions: int) -> None:
-    """Raise BadUsage if requests of this length do not fit the context of the engine or model `name`."""
+    """Raise BadUsage if requests of this length do not fit the context."""
     if tokens > positions:
         why = f"requests of {tokens} tokens do not fit its {positions} positions"
         raise BadUsage(f"{name}: {why}", "Shorten the requests with --slm-input-len or --slm-output-len.")
@@ -362,14 +356,10 @@ class Planner:
         return kind_for(self.options, known)
 
     def workload(self, model: str, words: Words = NO_WORDS, requests: int | None = None) -> Workload:
-        """Return the requests for `model` by the options and a marker, which are kept for the next call.
+        """Return the requests for `model` by the options and a marker.
 
         Args:
-            requests: number in a fixed-size workload.
-
-        Raises:
-            BadUsage: for text without a tokenizer, adapters of an endpoint, and, except in a fixed-size workload, fixed
-                lengths that are too long for the model.
+            requests: number in a fixed-size workload, whose lengths may be too long for the model.
         """
         changes = {name: value for name, value in engine_options(words).items() if name != "cached"}
         spec = workload_spec(self.options._replace(**changes), self.platform)
@@ -512,11 +502,9 @@ class Planner:
 
     @property
     def window_s(self) -> float:
-        """Shortest window of a closed loop in seconds."""
         return self.options.window or DEFAULTS[self.platform].window_s
 
     def load(self, concurrency: int, words: Words = NO_WORDS) -> ClosedLoop:
-        """Return the closed loop of this concurrency, by the options and a marker."""
         ramp_up = words.get("ramp_up") or self.options.ramp_up
         think_s = self.options.think if words.get("turns", self.options.turns) > 1 else 0
         return ClosedLoop(concurrency, window_s=self.window_s, ramp_up=ramp_up, think_s=think_s)
@@ -531,7 +519,6 @@ class Planner:
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
 
     def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:
-        """Return the case of a model under a closed loop, by the options and a marker."""
         workload, load = self.workload(model, words), self.load(concurrency, words)
         spec = self.spec(model, **engine_options(words, self.options.engine_arg))
         case = self.case(spec, [workload], [load], model=model, id=id)
