@@ -510,7 +510,6 @@ class Options(NamedTuple):
 
     @property
     def platform(self) -> errors.Platform | None:
-        """Platform of the chosen mode, or None."""
         chosen: dict[errors.Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
         chosen["remote"] = bool(self.endpoint)
         return next((platform for platform, wanted in chosen.items() if wanted), None)
