@@ -140,7 +140,7 @@ NO_FILE = "it is a device or a pipe, not a file"
 
 
 def regular(path: str, flags: int) -> int:
-    """Return a descriptor: an `opener` for `open` that refuses FIFOs, which block, and devices without an end."""
+    """Return a descriptor: an `opener` for `open` that refuses FIFOs and devices, which may block or have no end."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -225,11 +225,10 @@ def json_value(text: str | bytes, *, kept: bool = False) -> Any:
     """Return the value of a JSON text that others wrote; as in Python, NaN and Infinity are numbers.
 
     Args:
-        kept: the value goes into a record, so NaN, Infinity and invalid Unicode are errors.
+        kept: for a record, so NaN, Infinity and invalid Unicode are errors.
 
     Raises:
-        json.JSONDecodeError: if the text is not JSON.
-        ValueError: with the kind of text that is accepted.
+        ValueError: with the kind of text that is accepted, or JSONDecodeError if the text is not JSON.
     """
     if len(text) > LARGEST_JSON:
         raise ValueError(f"JSON of at most {LARGEST_JSON // 10**6} MB")
