@@ -1,1 +1,1 @@
-"""Files on disk: archives, baselines, calibrations, waivers and results of other tools. Nothing here judges them."""
+"""Files on disk: results files, baselines, calibrations, waivers and results of other tools."""

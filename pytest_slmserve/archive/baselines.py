@@ -1,7 +1,6 @@
-"""Baselines: archives of records that later runs are held against, in one folder, named by device and release.
+"""Baselines: results files in one folder, named by device and release, that later runs are compared with.
 
-`h200-vllm-0.26.0.jsonl.xz` holds what one kind of GPU served with one release of vLLM: any models and loads, of engines
-alone and of several that shared the device. It is an archive like every other; `store.read` reads it.
+`h200-vllm-0.26.0.jsonl.xz` has measurements of one kind of GPU with one release of vLLM, and is a usual results file.
 """
 
 import json
@@ -43,16 +42,16 @@ FOLDER = Path(".slm/baselines")
 SUFFIX = ".jsonl.xz"
 
 
-LeftOut = tuple[Measurement, str]  # a measurement that is no part of a baseline, and why
+LeftOut = tuple[Measurement, str]  # with the reason why it is not in a baseline
 
 
 def baseline_name(environment: Environment) -> str | None:
-    """Return "h200-vllm-0.26.0" for an NVIDIA H200, else a name with the platform; None if device or release is not
-    known. The simulated engine has no release."""
+    """Return "h200-vllm-0.26.0" for an NVIDIA H200, else a name with the platform; None if it is unknown.
+
+    The simulated engine has no release.
+    """
 
     def slug(text: str | None) -> str:
-        """Return the text of a file's name: lower case, "-" for all but letters, digits, "." and "+", no "nvidia-"
-        first."""
         plain = re.sub(r"[^a-z0-9.+]+", "-", (text or "").lower()).strip("-.")
         return plain.removeprefix("nvidia-")
 
@@ -70,12 +69,16 @@ def accept(
     overwrite: bool = False,
     claims: Mapping[str, Any] | None = None,
 ) -> tuple[dict[Path, list[Measurement]], list[LeftOut]]:
-    """Write what is valid into `folder`, an archive for each device and release, and return what each holds, and what
-    was left out. claims: stored beside it. Of several engines on one device all are kept, or none is.
+    """Write valid measurements to `folder`, one results file for each device and release.
 
-    Records of several devices or releases are split, because a name says which ones a baseline is of. Whole archives
-    are written, or none: they are made beside their places, and moved when all are there. Raises BadUsage if an archive
-    is there already and not to be replaced, nothing can be a baseline, or the folder cannot be written.
+    Returns the measurements of each file, and those left out with the reason. Files are moved to their places when all
+    are complete. Measurements of replicas are written together or not at all.
+
+    Args:
+        claims: parameters of the claims, written to each file.
+
+    Raises:
+        BadUsage: if a file exists and `overwrite` is False, or if no measurement is suitable.
     """
     missing = "it belongs to a run of several engines on one device, of which others are missing"
     reasons = dict.fromkeys(map(id, measurements), missing)
@@ -117,12 +120,12 @@ def accept(
 
 
 def kept_archives(folder: Path) -> dict[str, Path]:
-    """Return the archives of a folder by the names of their baselines; none if there is no such folder."""
+    """Return the results files of a folder by the names of their baselines."""
     return {path.name.removesuffix(SUFFIX): path for path in sorted(folder.glob(f"*{SUFFIX}")) if path.is_file()}
 
 
 def baselines(folder: Path) -> dict[Path, Contents]:
-    """Return all baselines of a folder, by name. One that cannot be read has a note and nothing else."""
+    """Return all baselines of a folder by path; one that cannot be read has only a note."""
     found = {}
     for path in kept_archives(folder).values():
         try:
@@ -133,8 +136,7 @@ def baselines(folder: Path) -> dict[Path, Contents]:
 
 
 def baseline(folder: Path, name: str) -> tuple[Path, Contents]:
-    """Return one of them, by its name with or without suffix, or the archive of that path, with the last run of each
-    case. Raises BadUsage if it is not there, BadArchive if it cannot be read."""
+    """Return the baseline of this name, or the results file at this path with the last run of each case."""
     if is_file(path := Path(name)):
         return path, chosen(read(path))
     there = kept_archives(folder)
@@ -149,9 +151,12 @@ NAME = "calibration.json"
 
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
-    """The place where noise was measured, and the terms by which it was judged. Another driver, load or margin is
-    another place, and a start that compiles is noisy in another way. asked: hash of the interface, of the requests and
-    of all that the loads are; empty in older entries, which are of no place."""
+    """Device, load and gate criteria for which noise was measured: a calibration holds only for an equal key.
+
+    Attributes:
+        asked: hash of the interface, the requests and all settings of the loads; empty in older entries, which match
+            none.
+    """
 
     model: str
     loads: tuple[int, ...]
@@ -166,20 +171,18 @@ class NoiseKey:
     alpha: float = 0.01
 
     def __post_init__(self) -> None:
-        GateCriteria(self.margin, self.alpha, pairs=self.pairs)  # which refuses what can be none
+        GateCriteria(self.margin, self.alpha, pairs=self.pairs)  # raises for impossible values
 
 
 @dataclass(frozen=True, slots=True)
 class StoredNoise:
-    """An entry of the file of calibrations. measured_at: ISO 8601, UTC."""
-
     place: NoiseKey
     measured_at: str
     calibration: Calibration
 
 
 def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches = "warm") -> NoiseKey:
-    """Return the place of a gate. seen: what one of its launches measured, at each load."""
+    """Return the key of a gate, from the measurements of one launch at each load."""
     where, spec = seen[0].environment, seen[0].spec
     loads = tuple(m.load.max_concurrency or 0 for m in seen)
     asked = short_hash([spec.interface, *([m.workload.hash, load_facts(m.load)] for m in seen)])
@@ -189,8 +192,7 @@ def noise_key(seen: Sequence[Measurement], terms: GateCriteria, caches: Caches =
 
 
 def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoise | None]:
-    """Return a gate in view of the noise that was measured at its place, and that entry of the calibrations beside its
-    archive; the gate itself and None without one. Raises BadUsage if the file cannot be read."""
+    """Return a gate evaluated with the calibration next to its results file, and that calibration or None."""
     if not gated.pairs:
         return gated, None
     place = noise_key(gated.pairs[0].baseline.at_each_load, gated.terms, gated.caches)
@@ -202,15 +204,15 @@ def judged_by_noise(gated: Gated, records: str | Path) -> tuple[Gated, StoredNoi
 
 
 def allowances_of(noise: PairNoise, measured_at: str) -> dict[str, Allowance]:
-    """Return what launches of both sides at once may differ by, by the names of endpoints, as a calibration has it."""
+    """Return by endpoint how much launches of both sides at the same time may differ, from a calibration."""
     source = f"{len(noise.costs)} launches of equal sides on {measured_at[:10]}"
     return {name: Allowance.known(sd.value, len(noise.costs), source) for name, sd in noise.spread.items()}
 
 
 def keep(records: str | Path, kept: StoredNoise) -> None:
-    """Add an entry to the calibrations beside an archive, instead of one of the same place. Raises BadUsage if the file
-    cannot be read or written."""
+    """Add an entry to the calibrations next to a results file, or replace the one with its key."""
     entries = {**read_calibrations(records), kept.place: kept}.values()
+    # "spread" follows from the costs, and is only for people who read the file.
     facts = [
         {**asdict(e.place), "measured_at": e.measured_at, **asdict(e.calibration), "spread": _spread_facts(e)}
         for e in entries
@@ -227,14 +229,11 @@ def keep(records: str | Path, kept: StoredNoise) -> None:
 
 
 def _spread_facts(kept: StoredNoise) -> dict[str, dict[str, float | None]]:
-    """Standard deviation of a pair and its 95 % interval by endpoint, which the costs tell: for those who read the
-    file."""
     return {name: asdict(seen) for name, seen in kept.calibration.noise.spread.items()}
 
 
 def read_calibrations(records: str | Path) -> dict[NoiseKey, StoredNoise]:
-    """Return the calibrations beside an archive by their places; none if there is no file. Raises BadUsage if it is
-    none."""
+    """Return the calibrations next to a results file by their keys; empty if there is no file."""
     path = Path(records).with_name(NAME)
     if not path.exists():
         return {}
@@ -255,8 +254,7 @@ EXAMPLE = (
 
 
 def read_waivers(path: Path) -> tuple[Waiver, ...]:
-    """Return the waivers of a file: a list of objects that have every field of a waiver as text, and no other. Raises
-    BadUsage for no file, no JSON, or what is no waiver, with the row and the field."""
+    """Return the waivers of a JSON file: a list of objects that have every field of a waiver as text, and no other."""
     rows = read_json(path, f"Write a file of this form: {EXAMPLE}.")
     if not isinstance(rows, list):
         raise BadUsage(f"{path} holds no list of waivers", f"Write a file of this form: {EXAMPLE}.")

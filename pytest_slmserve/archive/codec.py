@@ -1,10 +1,10 @@
-"""Measurements as plain JSON values, and back.
+"""Conversion of measurements to plain JSON values and back.
 
-Columns hold whole numbers, each as the difference to the one before it: most differences are 0, and packing makes
-nothing of them. A column that never changes is that one value. KV usage is in millionths.
+Columns are whole numbers, stored as differences between neighbors, because most of them are 0 and compress well. A
+constant column is one value. KV usage is in millionths.
 
-What is left are the stamps. Requests of one engine step share theirs, and begin just after others have ended, so all
-stamps of a run are one clock, in microseconds, each once and in order; columns say which tick of it they mean.
+Requests of one engine step share their timestamps. So a run stores all timestamps once and in order, as a clock in
+microseconds, and columns have the index of a timestamp in it (its tick).
 """
 
 import math
@@ -20,9 +20,9 @@ from pytest_slmserve.schema.records import Environment, Measurement, Resolved, R
 from pytest_slmserve.schema.sensors import per_unit
 from pytest_slmserve.schema.specs import EngineSpec, WorkloadReference, load_facts, load_of, workload_facts
 
-LARGEST = 1 << 63  # of a number that can be meant
+LARGEST = 1 << 63  # limit of numbers: larger ones are damage
 NoneType = type(None)
-BASE_64 = f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode()  # its digits, as in RFC 4648
+BASE_64 = f"{ascii_uppercase}{ascii_lowercase}{digits}+/".encode()  # digits of RFC 4648
 NO_DIGIT = len(BASE_64)
 VALUES = bytes(BASE_64.index(byte) if byte in BASE_64 else NO_DIGIT for byte in range(256))
 PER_S = 1_000_000  # stamps and times are stored in microseconds, the KV usage in millionths
@@ -30,8 +30,7 @@ PER_S = 1_000_000  # stamps and times are stored in microseconds, the KV usage i
 
 @dataclass(frozen=True, slots=True)
 class StoredTelemetry:
-    """Telemetry as a record has it. Columns are differences in whole multiples of the sensor's resolution, or one
-    value."""
+    """Telemetry as stored: columns are differences in multiples of the sensor's resolution, or one value."""
 
     sources: tuple[str, ...]
     interval_us: int
@@ -45,7 +44,7 @@ class StoredTelemetry:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as a record has it. samples, steps: see `_table_facts`."""
+    """Run as stored; `samples` and `steps` come from `_table_facts`."""
 
     window_us: tuple[int, int]
     failures: int
@@ -63,7 +62,6 @@ class StoredRun:
 
 
 def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: Environment) -> dict[str, Any]:
-    """Return the line that describes a launch. Of the model it has the sizes that follow from its configuration."""
     asked = asdict(spec)
     if model := asked.pop("model_facts"):
         del model["config"]
@@ -72,7 +70,6 @@ def engine_line(launch: str, spec: EngineSpec, resolved: Resolved, environment: 
 
 
 def measurement_line(measurement: Measurement) -> dict[str, Any]:
-    """Return the line of a measurement, whose run is the last entry."""
     m, run, seen = measurement, measurement.run, measurement.run.telemetry
     columns = ((table, column.name) for table in (run.samples, run.steps) for column in fields(table))
     stamps = {_whole(at) for table, name in columns if name.endswith("_s") for at in getattr(table, name)}
@@ -118,14 +115,15 @@ def measurement_line(measurement: Measurement) -> dict[str, Any]:
 
 
 def _told(**entries: Any) -> dict[str, Any]:
-    """Return the entries that are not None; of dataclasses their fields."""
     told = {name: value for name, value in entries.items() if value is not None}
     return {n: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for n, v in told.items()}
 
 
 def clock_gaps(clock: Sequence[int]) -> list[int | str]:
-    """Return the first stamp, and the gaps between them in base 64: a text of all first digits, one of all second, and
-    so on. Noise is in the last ones only, so they pack better apart."""
+    """Return the first timestamp, and the gaps between them in base 64 with one text for each digit place.
+
+    Only the last digits are noisy, so separate texts compress better.
+    """
     gaps = [later - earlier for earlier, later in pairwise(clock)]
     places = -(-max(gaps, default=0).bit_length() // 6)
     shifts = range(6 * places - 6, -1, -6)
@@ -133,9 +131,7 @@ def clock_gaps(clock: Sequence[int]) -> list[int | str]:
 
 
 def _table_facts(table: Samples | Steps, ticks: Mapping[int | None, int | None]) -> dict[str, Any]:
-    """Columns of a table as differences, or as the one value of a column that never changes. The first column is always
-    written out, because it tells the number of rows; a column that nobody told is left out. Stamps are ticks of the
-    clock, and the KV usage is in millionths."""
+    """Return the columns of a table; the first one is always a list, because it has the number of rows."""
     facts: dict[str, Any] = {}
     for index, column in enumerate(fields(table)):
         name, values = column.name, list(getattr(table, column.name))
@@ -155,8 +151,6 @@ def _stored_name(name: str) -> str:
 
 
 def _whole(value: float | None, units: float = PER_S) -> int | None:
-    """Return a value in whole units, of which one has so many. Raises ValueError for infinity and what is not a
-    number."""
     if value is None:
         return None
     if not math.isfinite(value * units):
@@ -165,7 +159,7 @@ def _whole(value: float | None, units: float = PER_S) -> int | None:
 
 
 def deltas(values: Iterable[int | None]) -> list[int | None]:
-    """Return each less the last one that is not None; the first less 0."""
+    """Return the difference of each value to the last one that is not None."""
     coded: list[int | None] = []
     last = 0
     for value in values:
@@ -178,7 +172,7 @@ def deltas(values: Iterable[int | None]) -> list[int | None]:
 
 
 def engine_from_record(facts: dict[str, Any]) -> tuple[EngineSpec, Resolved, Environment]:
-    """Return the launch that a line describes. Raises what `converted` does."""
+    """Return the launch that a line describes. Raises as `converted`."""
     asked, host = {**facts["spec"], "model_facts": facts.get("model")}, facts["environment"]
     return converted(EngineSpec, asked), converted(Resolved, facts["resolved"]), converted(Environment, host)
 
@@ -205,10 +199,13 @@ def measurement_of(
 
 
 def converted(kind: Any, value: Any) -> Any:
-    """Return a JSON value as the annotation `kind` has it: lists become tuples, objects dataclasses. Entries that a
-    class has no field for are left out: a later minor release may have added some. Raises ValueError or TypeError, also
-    if a whole number is too large for the arithmetic of fractions."""
-    import msgspec  # here, for an idle run reads no records
+    """Return a JSON value as this type; entries without a field are ignored, as a later minor release may add some.
+
+    Raises:
+        ValueError: for values of other types, and whole numbers of 2**63 or more.
+        BadUsage: from the checks of a specification.
+    """
+    import msgspec  # here, because an idle run reads no records
 
     found = msgspec.convert(value, kind, str_keys=True)
     pending = [found]
@@ -225,7 +222,7 @@ def _field_names(kind: type) -> tuple[str, ...]:
 
 
 def run_of_record(facts: dict[str, Any]) -> Run:
-    """Return the run of a measurement. Raises what `converted` does, or AttributeError, IndexError."""
+    """Return the run of a measurement. A damaged one raises one of `schema.errors.UNUSABLE`."""
     stored: StoredRun = converted(StoredRun, facts["run"])
     first, *texts = stored.clock_us or [0]
     places = [converted(str, text).encode("ascii").translate(VALUES) for text in texts] or [b""]
@@ -236,7 +233,7 @@ def run_of_record(facts: dict[str, Any]) -> Run:
         gaps = [gap << 6 | digit for gap, digit in zip(gaps, place, strict=True)]
     clock = [stamp / PER_S for stamp in accumulate(gaps, initial=converted(int, first))] if stored.clock_us else []
     failed, stream, seen, telemetry = stored.failed, stored.stream, stored.telemetry, None
-    if failed is not None:  # a record of before failures had rows has only their number
+    if failed is not None:  # older records have only the number of failures
         columns = (failed.request, failed.sent_s, failed.ended_s, failed.kind, failed.scheduled_s)
         if {len(column) for column in columns if column is not None} != {stored.failures}:
             raise ValueError(f"rows of failures that are not {stored.failures}")
@@ -269,7 +266,12 @@ def run_of_record(facts: dict[str, Any]) -> Run:
 
 
 class StoredColumn(NamedTuple):
-    """How a column of a table is stored. may_lack: where nobody told its values. kinds: of which they are."""
+    """Storage of one column of a table.
+
+    Attributes:
+        may_lack: the column is missing if its values are unknown.
+        kinds: types of its values.
+    """
 
     name: str
     stored: str
@@ -287,7 +289,7 @@ def _columns_of(table: type) -> tuple[StoredColumn, ...]:
 
 
 def _table(cls: type, facts: Mapping[str, Any], clock: Sequence[float]) -> dict[str, tuple[Any, ...]]:
-    """Return the inverse of `_table_facts`: columns by the name of their field."""
+    """Return the inverse of `_table_facts`."""
     table: dict[str, tuple[Any, ...]] = {}
     first, *_ = columns = _columns_of(cls)
     rows = len(facts[first.stored])

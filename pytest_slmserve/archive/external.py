@@ -1,15 +1,12 @@
-"""Results of other tools: a CSV with named columns, or the JSON of `vllm bench serve`, read into the points of a curve;
-and our own, written as they are made in the words of the latter, so that what reads its JSON reads ours.
+"""Results of other tools, read as points of a curve, and our results in the format of `vllm bench serve`.
 
-JSON may be one object, a list, one object a line, or whole objects one after the other; nested values are read of the
-tools that `other_tools` knows. What a column means is the user's word; nothing is guessed but the unit that a name ends
-in.
+Input is CSV with named columns, or JSON: an object, a list, or objects one after the other. Nested values are read only
+for the tools in `other_tools`. The user names the columns; only the unit follows from the end of a name.
 
-Key names that are written are those that vllm/benchmarks/serve.py of release 0.32 saves. Times end in _ms where vLLM's
-do. What it calls `duration` is the window; requests and tokens are those of the window, so the rates are the same as in
-our own reports. `vllm-bench=PATH`: if PATH ends in .json, all results go into that file, an object a line, as vLLM's
---append-result writes them; else it is a folder that gets a file for each, under the name that vLLM gives it
-(`--save-result --result-dir`), with the record's id at its end: two of one second are two files.
+Output has the names in vllm/benchmarks/serve.py of release 0.32. `duration` is the window, and requests and tokens are
+those of the window, so rates are as in our reports. `vllm-bench=PATH.json` appends all results to one file, as vLLM's
+--append-result. Any other path is a folder with a file for each result, named as by vLLM, and by the record's ID,
+because two results may have the same second.
 """
 
 import csv
@@ -39,31 +36,35 @@ from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import ClosedLoop, is_job, load_facts
 
 SECONDS = {"ms": 1e-3, "s": 1.0}
-SMALLEST, LARGEST = 1e-12, 1e12  # of what a rate or a latency can be, whatever its unit
+SMALLEST, LARGEST = 1e-12, 1e12  # limits of a rate or a latency in any unit
 LARGEST_KNOB = 10**9
-LARGEST_FILE = 10**9  # bytes, of which `vllm bench serve --save-detailed` writes some million
+LARGEST_FILE = 10**9  # bytes; `vllm bench serve --save-detailed` writes some million
 RUN, WARM_UP = "run_number", "-1"  # of `vllm bench sweep`
 MODELS, SERVED_BY = ("model_id", "model"), {"backend", "tokenizer_id", "endpoint_type", "tool"}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One result: where it stands, for messages, and its named values as they were read."""
+    """One result with its place in a file, for messages, and its values by name."""
 
     place: str
     cells: Mapping[str, Any]
 
     def text(self, name: str) -> str:
-        """Return the text of a cell without surrounding spaces; empty if there is no cell."""
+        """Return the stripped text of a cell, empty if there is none."""
         cell = self.cells.get(name)
         return "" if cell is None else str(cell).strip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """Names of the columns, as the options of `report` have them; None if a file has no such column. throughput:
-    tokens/s of whatever tokens. running: mean number of running requests. output_throughput: output tokens/s.
-    kv_blocks: of the engine's KV cache. latency_unit: "ms" or "s" if the name does not end in it."""
+    """Names of columns, from the options of `report`; None if a file has no such column.
+
+    Attributes:
+        throughput: tokens/s of any kind.
+        latency_unit: "ms" or "s", if the name of the latency does not end in it.
+        running: mean number of running requests.
+    """
 
     knob: str
     throughput: str
@@ -76,18 +77,15 @@ class Columns:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All columns that are named."""
         return tuple(name for name in astuple(replace(self, latency_unit=None)) if name is not None)
 
 
 def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
-    """Return the curve over the knob. Rows of the same knob are repeats of a point. Its e2e_s is the latency, whatever
-    it is, its output_tokens_per_s the throughput, of whatever tokens. Its batch is output rate times latency: by
-    Little's law the concurrent requests. Its little is how far the reported mean of running requests is from that, a
-    share. If a row preempted, the point keeps its figures, but is not valid.
+    """Return the curve over the knob, with rows of the same knob as repeats of a point.
 
-    Raises BadUsage for a value that cannot be what its column is said to hold, and if neither the name of the latency
-    nor the user says its unit, or they disagree.
+    `e2e_s` is the given latency, and `output_tokens_per_s` the given throughput. The batch is output rate times
+    latency, by Little's law the concurrent requests; `little` is the relative difference of the reported running
+    requests. A point with preemptions is not valid.
     """
     name, said = columns.latency, columns.latency_unit
     stem, _, ending = name.rpartition("_")
@@ -130,7 +128,7 @@ def external_curve(rows: Sequence[Row], columns: Columns) -> Curve:
 
 
 def number_of(cell: object) -> float | None:
-    """Return the number that a cell's text is, finite or not; None if it is none."""
+    """Return the text of a cell as a number, also infinity or NaN, or None."""
     try:
         return float(str(cell))
     except ValueError:
@@ -146,8 +144,11 @@ def number_in(
     *,
     whole: bool = False,
 ) -> float:
-    """Return a number of a row, from text too. Raises BadUsage if there is none between `low` and `high`, by default
-    those of a rate or a latency. why_not: end of the error about another number, as in "is no number of KV blocks"."""
+    """Return a number of a row, or raise BadUsage if the cell has none between `low` and `high`.
+
+    Args:
+        why_not: end of the error about other numbers.
+    """
     value, shown = number_of(cell := row.cells.get(column)), repr(cell)
     said = f"{row.place}: {column} is {shown if len(shown) <= 40 else f'{shown[:37]}...'}, which"
     if value is None or not math.isfinite(value):
@@ -158,14 +159,13 @@ def number_in(
 
 
 def knob_of(row: Row, column: str) -> int:
-    """Return the load of a row. Raises BadUsage if it is no positive whole number."""
+    """Return the load of a row, a positive whole number."""
     why_not = "is no knob: a knob has to be a positive whole number"
     return int(number_in(row, column, 1, LARGEST_KNOB, why_not, whole=True))
 
 
 def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
-    """Return the rows that meet all conditions NAME=VALUE of `--where`, as texts in any case or as numbers. Raises
-    BadUsage for what is no condition, for a column that is not there, and if no row is left."""
+    """Return the rows that meet all conditions NAME=VALUE of `--where`, compared as numbers or as texts in any case."""
     pairs = []
     for text in conditions:
         name, equals, value = text.partition("=")
@@ -191,9 +191,10 @@ def matching(rows: Sequence[Row], conditions: Sequence[str]) -> list[Row]:
 
 
 def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[str]]:
-    """Return the rows that have a value in each column, and sentences on the others and on those of vLLM with failed
-    requests. A rate or a latency of 0, and one that is no number, is no value: nothing was served. Raises BadUsage if
-    no row has all values."""
+    """Return the rows that have a value in each column, and notes on skipped rows and on failed requests.
+
+    In rates and latencies, 0, infinity and NaN count as missing, because nothing was served.
+    """
     measured = {columns.throughput, columns.latency, columns.output_throughput}
 
     def is_empty(row: Row, name: str) -> bool:
@@ -219,12 +220,14 @@ def with_values(rows: Sequence[Row], columns: Columns) -> tuple[list[Row], list[
 
 
 def mixed_settings(rows: Sequence[Row], columns: Columns) -> list[str]:
-    """Return a sentence for each column of settings in which rows differ that are taken as one curve or as repeats.
+    """Return a note for each setting that differs between rows of one curve, or between repeats.
 
-    A column of words is one of settings if some rows agree in it: if no two agree it is a name or a date. A column of
-    numbers is one if rows of the same knob differ and each of its values is in several rows, as measurements are not.
-    An empty cell of a column of words is a word. The number of a run is no setting. Models, and what serves them, are
-    settings in any case: rows of several models are no curve. Raises BadUsage for those.
+    A column of words is a setting if some rows agree in it (otherwise it is a name or a date), if it is true or false,
+    or if it names the server. A column of numbers is one if rows of the same knob differ and each value occurs several
+    times, unlike in measurements.
+
+    Raises:
+        BadUsage: for rows of several models, which are not one curve.
     """
     for name in MODELS:
         if len(kinds := dict.fromkeys(row.text(name) for row in rows if row.text(name))) > 1:
@@ -258,7 +261,7 @@ def some(kinds: Sequence[str]) -> str:
 
 
 def check_columns(rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Raises BadUsage if no row has one of these columns, and says which there are; lists are none."""
+    """Raise BadUsage if no row has one of these columns; lists and objects do not count."""
     there = dict.fromkeys(n for row in rows for n, cell in row.cells.items() if not isinstance(cell, (list, dict)))
     for name in names:
         if rows and name not in there:
@@ -266,8 +269,10 @@ def check_columns(rows: Sequence[Row], names: Sequence[str]) -> None:
 
 
 def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
-    """Return the rows of all files, and sentences on those left out. `vllm bench sweep` keeps each result in a file of
-    its own and in a summary: what an earlier file has, too, is no repeat, nor is a warm-up. Raises BadUsage."""
+    """Return the rows of all files, and notes on those left out: warm-ups, and rows that an earlier file has.
+
+    `vllm bench sweep` writes each result to a file and to a summary, so such a row is not a repeat.
+    """
     found, first_in = list[Row](), dict[str, int]()
     lost = dict.fromkeys(("warm-ups of a sweep", "for an earlier file has the same"), 0)
     for number, path in enumerate(paths):
@@ -283,7 +288,7 @@ def results(paths: Iterable[Path]) -> tuple[list[Row], list[str]]:
 
 
 def read_results(path: Path) -> list[Row]:
-    """Return the rows of a CSV or JSON file; names and values as a terminal may show them. Raises BadUsage."""
+    """Return the rows of a CSV or JSON file, with control characters escaped."""
     try:
         raw = content(path, LARGEST_FILE)
         if raw.startswith((FIRST, *(magic for _, magic in PACKINGS.values()))):
@@ -343,7 +348,7 @@ PERCENTILES = (50, 90, 95, 99)
 
 
 def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> dict[str, Any]:
-    """One result, with what vLLM's has no word for beside it: the record's id, whether it is valid, versions."""
+    """Return a measurement as a result of `vllm bench serve`, with further entries: ID, validity, versions."""
     run, load, facts = measurement.run, measurement.load, load_facts(measurement.load)
     judged = window.judged_requests(measurement)
     seconds = run.window_s[1] - run.window_s[0]
@@ -380,8 +385,7 @@ def as_vllm_bench(measurement: Measurement, served: Goodput | None = None) -> di
 
 
 def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float]:
-    """Return latency statistics in ms by vLLM's names; a request that did not finish is left out, as vLLM does. Those
-    of the ITL are from the gap histogram. Its deviation uses the middles of the bins, which are 1 % wide."""
+    """Return latency statistics in ms by vLLM's names; like vLLM's they exclude unfinished requests."""
     seen = [
         each
         for each in (window.request_latency(measurement.run.samples, row) for row in rows)
@@ -394,6 +398,7 @@ def _latencies(measurement: Measurement, rows: Sequence[int]) -> dict[str, float
             found[name] = {"mean": fmean(values), "median": median(values), "std": pstdev(values)}
             found[name] |= {f"p{share}": percentile(values, share / 100) or 0.0 for share in PERCENTILES}
     if (stream := measurement.run.stream) and (gaps := window.gap_histogram(stream.gaps)).gaps:
+        # ITL comes from a histogram, whose bins are 1% wide; the deviation uses their middles.
         average, middle = gaps.mean_s or 0.0, gaps.percentile(0.5) or 0.0
         square = sum((gaps.middle_s(i) - average) ** 2 * count for i, count in gaps.counts.items()) / gaps.gaps
         found["itl"] = {"mean": average, "median": middle, "std": math.sqrt(square)}
@@ -407,13 +412,13 @@ EXAMPLE = f"{FORMAT}=results/ for one file per result, or {FORMAT}=results.json"
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The destination of exported results. slo: None means no goodput."""
+    """Destination of exported results; without an SLO they have no goodput."""
 
     path: Path
     slo: Slo | None = None
 
     def add(self, measurement: Measurement) -> None:
-        """Raises BadUsage where it cannot be written; the record is in the archive by then."""
+        """Write a measurement."""
         result = json.dumps(as_vllm_bench(measurement, goodput_of(self.slo, (measurement,)) if self.slo else None))
         try:
             if self.path.suffix == ".json":
@@ -432,7 +437,7 @@ class Export:
 
 
 def export_to(text: str, slo: Slo | None = None) -> Export:
-    """Return the export that an option's text names: `vllm-bench=PATH`. Raises BadUsage for any other text."""
+    """Return the export of an option's text, `vllm-bench=PATH`."""
     name, _, path = text.partition("=")
     if name != FORMAT or not path:
         raise BadUsage(f"{text!r} is not an export", f"Write {EXAMPLE}.")

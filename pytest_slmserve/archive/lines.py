@@ -1,8 +1,7 @@
-"""Lines of an archive, one after another and in little memory, however large the file is; and their checksums.
+"""Lines of a results file with their checksums, read one after another in little memory.
 
-In a packed archive each write is a piece of its own (a member of gzip, a stream of xz). Lines of a piece are told once
-its end was read, because a torn piece tells none; a piece of many megabytes, as `xz` makes of a whole archive, tells
-them as they come.
+In a packed file each write is a separate piece (a member of gzip, a stream of xz). Its lines are yielded after its end,
+because a torn piece yields none, or earlier if it has many megabytes, such as a whole file packed by `xz`.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from typing import Any, BinaryIO
 from pytest_slmserve.schema.errors import BadArchive, content, regular
 from pytest_slmserve.schema.printable import printable_value
 
-FIRST = b'{"kind":"session"'  # how every archive begins
-SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # how every line ends
-# Packed archives by their suffix: the name of the packing, and how each piece begins.
+FIRST = b'{"kind":"session"'  # first bytes of every results file
+SEAL = re.compile(rb',"crc32":"([0-9a-f]{8})"\}$')  # end of every line
+# Packings by the suffix of a file: name, and first bytes of each piece.
 PACKINGS = {".gz": ("gzip", b"\x1f\x8b\x08"), ".xz": ("xz", b"\xfd7zXZ\x00")}
-BEGINS = b"<!doctype html>"  # a page, which may hold the records that its numbers were made of
+BEGINS = b"<!doctype html>"  # of an HTML report, which may contain its records
 HINT = "Pass the results file that --slm-records named (default: .slm/records.jsonl)."
 LONGEST_LINE = 1 << 28  # bytes: a million requests are some 20 million
-HELD = 1 << 24  # bytes of a piece that wait for its end
-_CHUNK = 1 << 12  # bytes that are read at once: a piece is about as large
-_SEARCHED = 1 << 20  # bytes that are searched at once for the next piece
-_UNPACKING = 1 << 27  # bytes of memory that a piece may ask for: `xz -9` asks for half of it
+HELD = 1 << 24  # bytes of a piece that are held until its end
+_CHUNK = 1 << 12  # bytes of one read, about as many as in a piece
+_SEARCHED = 1 << 20  # bytes of one search for the next piece
+_UNPACKING = 1 << 27  # bytes of memory for unpacking: `xz -9` needs half of it
 _DAMAGE = (zlib.error, lzma.LZMAError, EOFError)
 _RECORDS = re.compile(rb'<script type="application/octet-stream" data-records="([^"]*)">([A-Za-z0-9+/=]*)</script>')
 
@@ -42,16 +41,15 @@ def line_of(facts: Mapping[str, Any]) -> bytes:
 
 
 def sealed(body: bytes) -> bytes:
-    """Return a JSON object with its checksum as the last entry: the CRC-32 of the object without it."""
+    """Return a JSON object with the CRC-32 of the object as its last entry."""
     return b'%b,"crc32":"%08x"}' % (body[:-1], zlib.crc32(body))
 
 
 def unsealed(line: bytes) -> bytes:
-    """Return the JSON object of a line without its checksum. Raises ValueError if that is missing or of something
-    else."""
+    """Return the JSON object of a line without its checksum. Raise ValueError if that is missing or wrong."""
     seal = SEAL.search(line)
     if seal is None:
-        facts_of(line)["kind"]  # of a line that is none of ours there is more to say
+        facts_of(line)["kind"]  # raises a more specific error for a line that is not ours
         raise ValueError("it has no checksum")
     body = line[: seal.start()] + b"}"
     if zlib.crc32(body) != int(seal[1], 16):
@@ -60,10 +58,10 @@ def unsealed(line: bytes) -> bytes:
 
 
 def facts_of(line: bytes) -> dict[str, Any]:
-    """Return the object that a line holds, without its checksum; an empty line has no kind. Raises ValueError."""
+    """Return the object of a line, or raise ValueError; an empty line has the kind None."""
     if not line.strip():
         return {"kind": None}
-    import msgspec  # here, for an idle run reads no records
+    import msgspec  # here, because an idle run reads no records
 
     facts = msgspec.json.decode(line)
     if not isinstance(facts, dict):
@@ -73,9 +71,13 @@ def facts_of(line: bytes) -> dict[str, Any]:
 
 
 class ArchiveLines:
-    """The lines of the archive that is open as `file`, without their ends; None for a piece that cannot be read.
-    Iterated once. count: lines so far. whole: bytes before a torn end, and size: those of the file; both are known at
-    the end."""
+    """Lines of an open results file without their ends, None for an unreadable piece; iterated once.
+
+    Attributes:
+        count: lines so far.
+        whole: bytes before a torn end, known at the end of the iteration.
+        size: bytes of the file.
+    """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path = path
@@ -85,7 +87,7 @@ class ArchiveLines:
         self._begins = b""  # of the first line
 
     def __iter__(self) -> Iterator[bytes | None]:
-        """Raises BadArchive if it is something else, cannot be read, or has a line that is too long."""
+        """Yield the lines, or raise BadArchive if the file is unreadable or something else."""
         self._file.seek(0)
         try:
             for line in self._of_pieces() if self.path.suffix in PACKINGS else self._of(self._file):
@@ -99,8 +101,6 @@ class ArchiveLines:
             raise not_an_archive(self.path)
 
     def _of(self, text: io.BufferedIOBase | BinaryIO, *, packed: bool = False) -> Iterator[bytes]:
-        """Yield the whole lines of a text; of a packed piece the last one too if it has no end. Raises MemoryError for
-        a line that is too long."""
         while line := text.readline(LONGEST_LINE):
             self._begins = self._begins or line[: len(FIRST)]
             if not line.endswith(b"\n"):
@@ -113,7 +113,6 @@ class ArchiveLines:
             yield line.removesuffix(b"\n")
 
     def _of_pieces(self) -> Iterator[bytes | None]:
-        """Yield the lines of all pieces, with a None where some could not be read."""
         name, magic = PACKINGS[self.path.suffix]
         if not magic.startswith(self._file.read(len(magic))):
             wrong = f"{self.path} ends in {self.path.suffix} but is not {name}"
@@ -137,7 +136,7 @@ class ArchiveLines:
             start = self.whole = piece.end
 
     def _next(self, magic: bytes, start: int) -> int:
-        """Offset at which the next piece begins, from `start` on; -1 if there is none."""
+        """Return the offset of the next piece, or -1."""
         while start < self.size:
             self._file.seek(start)
             part = self._file.read(_SEARCHED)
@@ -148,15 +147,14 @@ class ArchiveLines:
 
 
 class _Piece(io.RawIOBase):
-    """The text of the packed piece at `start`. Reading raises one of _DAMAGE if it is damaged, or the file ends before
-    it. end: where it ended, once all is read."""
+    """Text of the packed piece at `start`; reading raises one of _DAMAGE if it is damaged or torn."""
 
     def __init__(self, suffix: str, file: BinaryIO, start: int) -> None:
         self._unpack: Any = (
             zlib.decompressobj(wbits=31) if suffix == ".gz" else lzma.LZMADecompressor(lzma.FORMAT_XZ, _UNPACKING)
         )
-        self._file, self._packed = file, b""  # what zlib has left over; lzma keeps that, and says if it needs more
-        self.end = start
+        self._file, self._packed = file, b""  # bytes that zlib did not use; lzma keeps them itself
+        self.end = start  # of the piece, once it was read
         file.seek(start)
 
     def readable(self) -> bool:
@@ -179,8 +177,7 @@ class _Piece(io.RawIOBase):
 
 
 def archives_in(path: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yield the archives of a page, each as a path below that of the page, open; of any other file, the file itself.
-    Raises BadArchive if it cannot be read, or is a page that holds none."""
+    """Yield the results files in an HTML report, each with a path below that of the report; any other file as it is."""
     try:
         with open(path, "rb", opener=regular) as file:
             is_page = file.read(len(BEGINS)).lower() == BEGINS

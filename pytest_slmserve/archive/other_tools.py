@@ -1,11 +1,10 @@
-"""Result files of other tools whose values are nested, as rows in the words of `vllm bench serve`.
+"""Nested results of other tools, converted to rows with the names of `vllm bench serve`.
 
-Read as found in public repositories: guidellm 0.2 to 0.8 (`benchmarks.json`), aiperf 0.1 to 0.11
-(`profile_export_aiperf.json`), inference-perf 0.1 to 0.4 (`stage_N_lifecycle_metrics.json`). What sglang's
-bench_serving writes is flat, and has vLLM's names already.
+The formats are those in public repositories: guidellm 0.2 to 0.8 (`benchmarks.json`), aiperf 0.1 to 0.11
+(`profile_export_aiperf.json`), inference-perf 0.1 to 0.4 (`stage_N_lifecycle_metrics.json`). sglang's bench_serving
+writes flat results with vLLM's names.
 
-guidellm and aiperf call "inter-token latency" what vLLM calls TPOT: the time from a request's first token to its last
-over the tokens after the first, a mean over requests.
+The "inter-token latency" of guidellm and aiperf is vLLM's TPOT, as a mean over requests.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,9 +18,14 @@ IN_MS = {"ms": 1.0, "s": 1000.0, "sec": 1000.0, "seconds": 1000.0}
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Files of one tool. name: the tool. each: the entry with a list of results; "" if the file is one result. known:
-    an entry of each result by which it is known. cells: where the value of each column is, the first that is there; a
-    list has its first entry taken. in_seconds: columns whose values are seconds."""
+    """Format of one tool's files.
+
+    Attributes:
+        each: entry with a list of results; "" if the file is one result.
+        known: entry of each result that identifies the format.
+        cells: places of each column's value, of which the first that exists is used.
+        in_seconds: columns in seconds, unless the file gives a unit.
+    """
 
     name: str
     each: str
@@ -90,8 +94,7 @@ FORMATS = (
 
 
 def found_at(value: Any, path: str) -> Any:
-    """Return the value at a path of names with dots between; of a list on the way its first entry. None if it is not
-    there."""
+    """Return the value at a path of names with dots, using the first entry of each list, or None."""
     for name in path.split("."):
         while isinstance(value, list):
             value = value[0] if value else None
@@ -100,7 +103,7 @@ def found_at(value: Any, path: str) -> Any:
 
 
 def rows_of_tool(result: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file of one of the tools, with the tool's name; nothing if it is of none of them."""
+    """Yield the rows of a known tool's file, with its name; nothing for any other file."""
     for tool in FORMATS:
         entries = result.get(tool.each) if tool.each else [result]
         if not isinstance(entries, list) or not any(found_at(each, tool.known) is not None for each in entries):

@@ -1,7 +1,7 @@
-"""Columns out of memory: a session or a report keeps the figures of each run, and reads its columns when it needs them.
+"""Storage for columns out of memory: the figures of each run stay, and its columns are read again when needed.
 
-A run in memory takes some eight times the bytes of its line. So only the columns that were read last stay there. The
-lines of the others go, packed, to a temporary file without a name; or they stay in memory, if that cannot be written.
+A run in memory takes about eight times the bytes of its line. Lines of columns that were not used recently go to a
+temporary file without a name, or stay in memory, packed, if that cannot be written.
 """
 
 from __future__ import annotations
@@ -19,25 +19,22 @@ from pytest_slmserve.archive.lines import facts_of
 from pytest_slmserve.schema.errors import BadArchive
 from pytest_slmserve.schema.records import COLUMNS, FIGURE, Run
 
-RECENT = 1 << 24  # bytes of lines whose columns stay in memory: more than any committed archive has
+RECENT = 1 << 24  # bytes of lines whose columns stay in memory, more than in any committed results file
 
 
 @dataclass(eq=False, slots=True)
 class Kept:
-    """Place of the line of a run. place: its beginning in the file, and its length; or the packed line; None while the
-    columns are in memory for the first time."""
+    """Place of a run's line: offset and length in the file, or the packed line; None before the first eviction."""
 
     shelf: Shelf
     place: tuple[int, int] | bytes | None = None
 
     def columns_of(self, run: Run) -> Run:
-        """Put the columns of a run back, and return one that has them, whatever leaves the memory meanwhile."""
+        """Return a run that has the columns, and put them back into this one."""
         return self.shelf.read(run, self)
 
 
 class Shelf:
-    """Runs, each with the line that it came from. recent: bytes of the lines whose columns stay in memory."""
-
     def __init__(self, recent: int = RECENT) -> None:
         self._most, self._bytes = recent, 0
         self._recent: OrderedDict[Kept, tuple[Run, bytes]] = OrderedDict()
@@ -45,14 +42,13 @@ class Shelf:
         self._lock = RLock()
 
     def put(self, run: Run, line: bytes) -> None:
-        """Take a run as its line has it, a JSON object of `measurement_line`. From now on its columns may leave the
-        memory, and come back when one of them is asked for."""
+        """Take a run with its line; its columns may then leave the memory until they are needed."""
         kept = vars(run)["kept"] = Kept(self)
         with self._lock:
             self._remember(kept, run, line)
 
     def read(self, run: Run, kept: Kept) -> Run:
-        """Return a run with the columns of this one, which has them again. Raises BadArchive if that is impossible."""
+        """Return a run with the columns of this one, which gets them back. Raise BadArchive if they cannot be read."""
         with self._lock:
             if kept in self._recent:  # another thread was here
                 return self._recent[kept][0]
@@ -86,7 +82,7 @@ class Shelf:
         return at, len(packed)
 
     def _line(self, kept: Kept) -> bytes:
-        assert kept.place is not None  # of all that is not recent
+        assert kept.place is not None  # because the run is not recent
         if isinstance(kept.place, bytes):
             return zlib.decompress(kept.place)
         assert self._file is not None
@@ -99,4 +95,4 @@ class Shelf:
             raise BadArchive(why, "Run slmserve report on the results file.") from None
 
 
-SHELF = Shelf()  # one for a process, because its memory is one
+SHELF = Shelf()  # one for each process

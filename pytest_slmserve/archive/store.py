@@ -1,14 +1,11 @@
-"""The archive: measurements as lines of JSON, each on disk as soon as it is made; packed by the suffix `.gz` or `.xz`.
+"""Results files: measurements as lines of JSON, each on disk at once; packed by the suffix `.gz` or `.xz`.
 
-A line is an object with a `kind`, and ends with the CRC-32 of what is before it. `session` opens a run and holds the
-format, the parameters of the claims and the plan; `engine` describes one launch, before its first measurement;
-`measurement` holds the columns of one run. Other kinds, and fields that are not known here, are passed over.
+A line is an object with a `kind` and its CRC-32. `session` begins a run and has the format, the parameters of the
+claims and the plan; `engine` describes a launch before its first measurement; `measurement` has the columns of one run.
+Other kinds and unknown fields are ignored.
 
-An archive that cannot be written any more, or that is not at its path any more, loses nothing: the run goes on in a
-second file, which gets all that it has measured so far.
-
-`codec` turns a measurement into such objects and back. In a packed archive each write is a piece of its own (a member
-of gzip, a stream of xz), so whatever was written before a kill can be read.
+If a results file cannot be written any more, or is not at its path, the run continues in a second file, with all its
+earlier measurements. Each write to a packed file is a separate piece, so it can be read after a kill.
 """
 
 from __future__ import annotations
@@ -62,8 +59,7 @@ OWN = ".slm"
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder with its parents. Where that makes our own, git is told to ignore it: results are kept elsewhere
-    on purpose. Raises OSError."""
+    """Create a folder with its parents; in a new `.slm` folder, git ignores everything."""
     own = next((each for each in (folder, *folder.parents) if each.name == OWN), None)
     is_new = own is not None and not own.exists()
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,8 +67,8 @@ def make_folder(folder: Path) -> None:
         write_file(own / ".gitignore", "*\n")
 
 
-# 3: the words of the code, models, a checksum for each line. 2: stamps are ticks of a clock. 1: the first. Add a number
-# only if an older release would misread what is written.
+# 3: names as in the code, models, a checksum for each line. 2: timestamps are ticks of a clock. Increase it only if an
+# older release would misread the file.
 FORMAT = 3
 
 ANOTHER = "Choose another path with --slm-records."
@@ -81,8 +77,8 @@ BULK = b'{"kind":"measurement"'
 _RUN = b',"run":{'  # the last entry of a measurement, and nearly all of it
 _NUMBERS = re.compile(rb"\[[-0-9,nultrefas]*\]")  # and null, true, false
 _DAMAGE = (BadUsage, *UNUSABLE)
-MOST_TOLD = 100  # damaged lines of one archive
-MERGED = 1 << 24  # bytes that are merged with one write
+MOST_TOLD = 100  # reported damaged lines of one file
+MERGED = 1 << 24  # bytes of one write in a merge
 
 
 ID_DIGITS = 8
@@ -90,8 +86,12 @@ ID_DIGITS = 8
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """One run that wrote to the archive. started: ISO 8601, UTC. claims, plan, id, resumes: as given to
-    `Archive.begin`. known: False if an older release wrote no id, and it is made of the start."""
+    """Header of one run in a results file.
+
+    Attributes:
+        started: ISO 8601, UTC.
+        known: False if an older release wrote no ID, which is then derived from the start.
+    """
 
     format: int
     started: str
@@ -103,14 +103,13 @@ class RunHeader:
     known: bool = True
 
 
-# Of measurements with no session before them.
+# Header of measurements before the first one.
 BEFORE_ALL = RunHeader(FORMAT, "", None, {}, {}, id=short_hash([""])[:ID_DIGITS], known=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Contents of an archive: each measurement with the session that wrote it, in the order written. notes: one
-    sentence for each thing that could not be used."""
+    """Contents of a results file: measurements with their runs, in the order written, and notes on unusable parts."""
 
     measured: tuple[tuple[Measurement, RunHeader], ...] = ()
     sessions: tuple[RunHeader, ...] = ()
@@ -122,18 +121,22 @@ class Contents:
 
     @property
     def claims(self) -> Mapping[str, Any]:
-        """Parameters of the claims in the last session that had some; empty if there was none."""
+        """Parameters of the claims in the last run that had some."""
         return next((session.claims for session in reversed(self.sessions) if session.claims), {})
 
     @property
     def plans(self) -> list[tuple[str, Mapping[str, Any]]]:
-        """The plan of each session, with when it started."""
         return [(session.started, session.plan) for session in self.sessions]
 
 
 class Archive(AbstractContextManager["Archive"]):
-    """An archive open for appending; made by `Archive.open`, by one run at a time. notes: what had to be repaired when
-    it was opened. moved: why and where a run goes on in a second file. lost: why a measurement is nowhere."""
+    """Results file that one run has open for appending; made by `Archive.open`.
+
+    Attributes:
+        notes: repairs at the opening.
+        moved: why and where the run continues in a second file.
+        lost: why a measurement could not be written anywhere.
+    """
 
     def __init__(self, path: Path, file: io.FileIO, notes: tuple[str, ...] = (), *, moves: bool = False) -> None:
         self.path, self.notes = path, notes
@@ -147,9 +150,15 @@ class Archive(AbstractContextManager["Archive"]):
 
     @classmethod
     def open(cls, path: str | Path, *, moves: bool = False) -> Archive:
-        """Open or create, with its folders. A torn end is moved to `<name>.torn` first, or it would swallow the next
-        line. moves: to a second file, once it cannot be written any more. Raises BadUsage if it cannot be written or
-        another run writes to it, BadArchive if the file is something else or of a newer format."""
+        """Open or create a results file; a torn end, which would damage the next line, is moved to `<name>.torn`.
+
+        Args:
+            moves: continue in a second file if writing fails.
+
+        Raises:
+            BadUsage: if it cannot be written, or another run writes to it.
+            BadArchive: if it is something else, or of another format.
+        """
         path = Path(path)
         try:
             make_folder(path.parent)
@@ -164,7 +173,7 @@ class Archive(AbstractContextManager["Archive"]):
                 )
             with open(path, "rb", opener=regular) as stored:
                 lines = ArchiveLines(path, stored)
-                # Raises if the file is not ours, or of a newer format.
+                # Raises if the file is not ours, or has another format.
                 scan(path, (line for line in lines if not line or not line.startswith(BULK)))
                 stored.seek(lines.whole)
                 torn_bytes = stored.read()
@@ -183,7 +192,11 @@ class Archive(AbstractContextManager["Archive"]):
             raise
 
     def begin(self, claims: Mapping[str, Any], plan: Mapping[str, Any], *, resumes: bool = False) -> None:
-        """Note a session, in plain values, for a later report. resumes: it goes on with what the archive holds."""
+        """Write the header of a run.
+
+        Args:
+            resumes: the run continues the earlier ones in the file.
+        """
         facts = {
             "kind": "session",
             "format": FORMAT,
@@ -199,9 +212,12 @@ class Archive(AbstractContextManager["Archive"]):
         self._session = session
 
     def add(self, m: Measurement) -> Measurement:
-        """Append a measurement, and return it as a reader will have it. It is on disk on return, if necessary in a
-        second file. Raises BadArchive if it could not be read again, so that nothing is written, and BadUsage if it
-        cannot be written."""
+        """Write a measurement to disk, if necessary in a second file, and return it as it will be read.
+
+        Raises:
+            BadArchive: if it could not be read again; it is then not written.
+            BadUsage: if no file can be written.
+        """
         try:
             engine = line_of(engine_line(m.launch, m.spec, m.resolved, m.environment))
             line, found = line_of(measurement_line(m)), ScannedLines()
@@ -223,8 +239,6 @@ class Archive(AbstractContextManager["Archive"]):
         return self._added[-1]
 
     def _move(self, why: str, *last: Measurement) -> None:
-        """Continue in a second file, a new archive with the session and all measurements. A file that could not be
-        written completely is removed. Raises BadUsage if no second file can be written, or none is wanted."""
         if not self._moves or self.moved:
             raise BadUsage(why, ANOTHER)
         for folder in (Path(tempfile.gettempdir()), self.path.parent, Path.home()):
@@ -256,7 +270,7 @@ class Archive(AbstractContextManager["Archive"]):
         self.check_writable()
 
     def check_writable(self) -> None:
-        """Raises BadUsage once a measurement could be written nowhere: the next one would be lost, too."""
+        """Raise BadUsage if a measurement was lost, because the next one would be, too."""
         if self.lost:
             raise BadUsage(self.lost, ANOTHER)
 
@@ -274,7 +288,7 @@ class Archive(AbstractContextManager["Archive"]):
             _cannot_write(self.path, error)
 
     def _check_there(self) -> None:
-        """Raises OSError if the path names another file than the open one, or this one is shorter than it was."""
+        """Raise OSError if the path names another file than the open one, or if this one was shortened."""
         there, ours = self.path.stat(), os.fstat(self._file.fileno())
         if (there.st_dev, there.st_ino) != (ours.st_dev, ours.st_ino):
             raise OSError(errno.ESTALE, "another file was put in its place")
@@ -282,7 +296,7 @@ class Archive(AbstractContextManager["Archive"]):
             raise OSError(errno.ESTALE, "it was made shorter")
 
     def close(self) -> None:
-        """Close the file. What it has lost since the last measurement goes to a second one."""
+        """Close the file. If it was replaced or shortened, all measurements of the run go to a second file."""
         if self._file.closed:
             return
         try:
@@ -298,16 +312,20 @@ class Archive(AbstractContextManager["Archive"]):
 
 
 def read(path: str | Path, *, skip_damaged: bool = False) -> Contents:
-    """Return all measurements of an archive, or of those inside a page. A torn end, as a kill leaves it, only makes a
-    note. Raises BadArchive if the file cannot be read or is no archive, if a line is damaged (unless `skip_damaged`,
-    which makes it a note) and if the format is newer than FORMAT."""
+    """Return the contents of a results file, or of all in an HTML report. A torn end only makes a note.
+
+    Args:
+        skip_damaged: make only a note of damaged lines.
+
+    Raises:
+        BadArchive: if the file is unreadable, something else, damaged or of another format.
+    """
     each = [contents for _, contents in read_each(path, skip_damaged=skip_damaged)]
     return each[0] if len(each) == 1 else as_one(each)
 
 
 def as_one(archives: Sequence[Contents]) -> Contents:
-    """Return the contents of several archives, each measurement once, and the sessions by their start, because the
-    claims of the last one are those that were expected."""
+    """Return the contents of several results files: each measurement once, and runs in the order of their start."""
     measured: dict[str, tuple[Measurement, RunHeader]] = {}
     for m, run in chain.from_iterable(contents.measured for contents in archives):
         measured.setdefault(m.id, (m, run))
@@ -319,8 +337,7 @@ def as_one(archives: Sequence[Contents]) -> Contents:
 
 
 def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Path, Contents]]:
-    """Return the archive at a path; or each of those inside a page, by a path below that of the page. Raises
-    BadArchive, as `read`."""
+    """Return the contents of a results file, or of each in an HTML report, with their paths."""
     found = []
     for name, file in archives_in(Path(path)):
         lines = ArchiveLines(name, file)
@@ -339,9 +356,7 @@ def read_each(path: str | Path, *, skip_damaged: bool = False) -> list[tuple[Pat
 
 
 def embedded(path: Path) -> list[tuple[str, str]]:
-    """Return the archive at a path, or those inside a page, as a page holds them: its file name, whose suffix tells the
-    packing, and its bytes in base64. Of an archive that is not packed the whole lines are kept. Raises BadArchive if it
-    cannot be read."""
+    """Return the results file at a path, or those in an HTML report, as names and bytes in base64, packed."""
     found = []
     for archive, file in archives_in(path):
         try:
@@ -372,8 +387,6 @@ def _append(file: io.FileIO, data: bytes) -> None:
 
 @dataclass(slots=True)
 class ScannedLines:
-    """Contents of the lines of an archive so far. damaged: why some lines could not be used; of very many the first."""
-
     sessions: list[RunHeader] = field(default_factory=list)
     engines: dict[str, tuple[EngineSpec, Resolved, Environment]] = field(default_factory=dict)
     measured: list[tuple[Measurement, RunHeader]] = field(default_factory=list)
@@ -386,14 +399,17 @@ class ScannedLines:
             self.damaged.append(what)
 
     def told_damage(self) -> list[str]:
-        """What is damaged, a sentence for each line, and one for those beyond MOST_TOLD."""
+        """Return a sentence for each damaged line, and one for those beyond MOST_TOLD."""
         more = self.damaged_lines - len(self.damaged)
         return [*self.damaged, *([f"{more} more lines"] if more else [])]
 
 
 def scan(path: Path, lines: Iterable[bytes | None], *, columns: bool = True) -> ScannedLines:
-    """Decode the lines of the archive at `path`; None is a packed piece that cannot be read. columns: see `decode`.
-    Raises BadArchive if a session is of another format, or no line is a line of an archive."""
+    """Decode the lines of a results file; None is an unreadable piece.
+
+    Raises:
+        BadArchive: if a run has another format, or no line belongs to a results file.
+    """
     found = ScannedLines()
     for _ in scanned(path, lines, found, columns=columns):
         pass
@@ -403,7 +419,7 @@ def scan(path: Path, lines: Iterable[bytes | None], *, columns: bool = True) -> 
 def scanned(
     path: Path, lines: Iterable[bytes | None], found: ScannedLines, *, columns: bool = True
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield each line that is not damaged, with its facts, once it is decoded into `found`; see `scan`."""
+    """Yield each undamaged line with its facts, after decoding it into `found`; see `scan`."""
     number = 0
     for number, line in enumerate(lines, 1):
         try:
@@ -440,15 +456,18 @@ def _what(error: Exception) -> str:
 
 
 def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[str, Any]:
-    """Decode one line into `found`, and return its facts. Raises one of _DAMAGE for a damaged line. columns: False does
-    not decode measurements, and checks only their checksum, engine and form."""
+    """Decode one line into `found`, and return its facts. Raise one of _DAMAGE for a damaged line.
+
+    Args:
+        columns: if False, only check a measurement's checksum, engine and form.
+    """
     sealed_otherwise = line.startswith(FIRST) and not SEAL.search(line)  # as in other formats
     body = line if sealed_otherwise or not line.strip() else unsealed(line)
     checked_only = not columns and line.startswith(BULK)
     facts = facts_of(_NUMBERS.sub(b"[]", body) if checked_only else body)
     match facts["kind"]:
         case "session":
-            # Another format may have other fields: then only its number is wanted.
+            # Another format may have other fields, so only its number is read.
             is_ours = converted(int, facts["format"]) == FORMAT
             session = converted(RunHeader, facts) if is_ours else RunHeader(facts["format"], "", None, {}, {})
             if is_ours and sealed_otherwise:
@@ -467,7 +486,7 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
                 return facts
             m, before = measurement_of(facts, *found.engines[facts["engine"]]), [*reversed(found.sessions), BEFORE_ALL]
             SHELF.put(m.run, body)
-            # The last session before it that had begun by then: a merged archive has lines of others between.
+            # The last run before it that had begun by then, because merged files have lines of other runs in between.
             run = next((run for run in before[:-1] if run.started <= m.measured_at), before[0])
             found.measured.append((m, run))
     return facts
@@ -475,7 +494,7 @@ def decode(found: ScannedLines, line: bytes, *, columns: bool = True) -> dict[st
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """written, known: measurements that came into the archive, and that were there. notes: what could not be used."""
+    """Result of a merge: new and known measurements, and notes on unusable lines."""
 
     written: int = 0
     known: int = 0
@@ -483,10 +502,12 @@ class Merged:
 
 
 def merge(parts: Iterable[Path], into: Archive) -> Merged:
-    """Add what `into` does not have: measurements with their engines, and sessions. The parts stay as they are. A torn
-    end, or a damaged line, only makes a note. Merging again adds what is missing. Raises BadArchive if a part cannot be
-    read, is no archive or of a newer format, BadUsage if `into` cannot be written."""
-    seen, engines = set[bytes](), dict[str, bytes]()  # heads of lines that are there, and the line of each launch
+    """Add measurements and runs that are missing in `into`. Damaged lines and torn ends only make notes.
+
+    Raises:
+        BadArchive: if a part is unreadable, something else or of another format.
+    """
+    seen, engines = set[bytes](), dict[str, bytes]()  # heads of known lines, and the line of each launch
 
     def others(lines: Iterable[bytes | None]) -> Iterator[bytes]:
         for line in filter(None, lines):
@@ -503,7 +524,7 @@ def merge(parts: Iterable[Path], into: Archive) -> Merged:
         for name, file in () if part.samefile(into.path) else archives_in(part):
             lines, found, own, pieces = ArchiveLines(name, file), ScannedLines(), dict[str, bytes](), list[bytes]()
             waiting = 0
-            into._engines.clear()  # the lines may describe a launch anew
+            into._engines.clear()  # the lines may describe a launch again
             for line, facts in scanned(name, lines, found, columns=False):
                 if facts["kind"] == "engine":  # added with its first measurement
                     own[facts["id"]] = line
@@ -538,14 +559,14 @@ POOLED = (
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """One run of an archive, and what it measured. A run that resumes went on with all that was there before it."""
+    """Run of a results file with its measurements; one that resumes continues all earlier ones."""
 
     header: RunHeader
     measurements: tuple[Measurement, ...]
 
 
 def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
-    """Runs in the order written, also those that measured nothing; what stands before all is one without a start."""
+    """Return the runs in the order written, including empty ones; measurements before the first header are one run."""
     measured = grouped(contents.measured, lambda pair: pair[1].id)
     headers = {BEFORE_ALL.id: BEFORE_ALL} if BEFORE_ALL.id in measured else {}
     for session in contents.sessions:
@@ -554,10 +575,11 @@ def runs_of(contents: Contents) -> tuple[RecordedRun, ...]:
 
 
 def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
-    """Return the part of an archive that was chosen, with a note if runs of the same cases were left out, or pooled.
+    """Return the contents with only the chosen measurements, and a note if runs were left out or pooled.
 
-    run: an id or its beginning, "last", or "all"; "": of each case the last run that measured it. since: leaves out
-    what was measured before, in ISO 8601. Raises BadUsage if the archive does not have the run, or `since` is no time.
+    Args:
+        run: ID or its beginning, "last" or "all"; "" for the last run that measured each case.
+        since: ISO 8601; earlier measurements are left out.
     """
     runs = runs_of(contents)
     notes: list[str] = []
@@ -568,7 +590,7 @@ def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
             kept = list(contents.measurements)
         case _:
             last = runs.index(run_named(runs, run)) if runs else 0
-            first = 0 if runs and runs[last].header.resumes else last  # it goes on with all before it
+            first = 0 if runs and runs[last].header.resumes else last  # it continues all earlier runs
             kept = [m for each in runs[first : last + 1] for m in each.measurements]
     if since:
         begin = _moment(since)
@@ -579,8 +601,7 @@ def chosen(contents: Contents, run: str = "", since: str = "") -> Contents:
 
 
 def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
-    """Return the run whose id begins so; "last" is the last that measured or resumed something. Raises BadUsage if not
-    one."""
+    """Return the run whose ID begins like this, or for "last" the last run that measured or resumed something."""
     if name == "last":
         return next((run for run in reversed(runs) if run.measurements or run.header.resumes), runs[-1])
     found = [run for run in runs if run.header.id.startswith(name)]
@@ -592,9 +613,8 @@ def run_named(runs: Sequence[RecordedRun], name: str) -> RecordedRun:
 
 
 def _last_of_each_case(runs: Sequence[RecordedRun]) -> tuple[list[Measurement], list[str]]:
-    """Return the measurements of each case in the last group of runs that measured it, and notes for the reader. A
-    gate is a case of its own. A run that resumes is in one group with all runs before it, and so are neighbours
-    without ids."""
+    """Return the measurements of each case in the last group of runs that measured it, and notes."""
+    # A run that resumes is in one group with all runs before it, and so are neighbors without IDs.
     groups: list[list[RecordedRun]] = []
     for run in runs:
         if run.header.resumes:
@@ -607,7 +627,7 @@ def _last_of_each_case(runs: Sequence[RecordedRun]) -> tuple[list[Measurement], 
     last: dict[str, tuple[int, RecordedRun]] = {}  # number of the group that counts, and its first run
     pooled = False
     for number, run, m in measured:
-        if m.paired is None:
+        if m.paired is None:  # all measurements of gates are kept
             if m.key not in last or last[m.key][0] != number:
                 last[m.key] = number, run
             pooled |= not run.header.known and last[m.key][1] is not run

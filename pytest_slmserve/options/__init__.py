@@ -1,1 +1,1 @@
-"""The options of pytest, read once into one frozen value. Nothing below it sees `pytest.Config`."""
+"""The options of pytest, read once into one frozen value. Only the plugin sees `pytest.Config`."""

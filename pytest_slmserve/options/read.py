@@ -1,4 +1,4 @@
-"""Reading of the options, once, into one frozen value that knows where each entry came from."""
+"""Functions that read the options once into one frozen value with the source of each entry."""
 
 import os
 import re
@@ -12,8 +12,8 @@ from pytest_slmserve.schema.errors import BadUsage
 from pytest_slmserve.schema.secrecy import EXPORTED, WITH_A_KEY, secret_in
 
 OF_A_SIDE = ("side", "simulate_slowdown")
-OF_A_GATE = (*OF_A_SIDE, "gate_margin", "gate_launches")  # options that say nothing without a gate
-EXAMPLES = {  # values to type for options without a default of their own, by the placeholder in the help
+OF_A_GATE = (*OF_A_SIDE, "gate_margin", "gate_launches")  # options without effect if there is no gate
+EXAMPLES = {  # values for options without a default, by the placeholder in the help
     "N": "8",
     "S": "5",
     "SHARE": "0.05",
@@ -22,7 +22,7 @@ EXAMPLES = {  # values to type for options without a default of their own, by th
     "tflops=N,gbps=N": "tflops=989,gbps=3350",
     "NAME=JSON": "max_num_seqs=256",
 }
-LONGEST = 200  # characters of a wrong value that are told
+LONGEST = 200  # printed characters of a wrong value
 OWN_MODES = "--slm-gpu, --slm-cpu or --slm-simulate"
 BESIDE_THE_RECORDS = ("gate.json", "gate.md", "calibration.json")  # files that a gate writes
 
@@ -30,8 +30,14 @@ BESIDE_THE_RECORDS = ("gate.json", "gate.md", "calibration.json")  # files that 
 def read_options(
     command_line: Mapping[str, Any], ini: Mapping[str, Any], env: Mapping[str, str] = os.environ
 ) -> Options:
-    """Command line before environment before ini before default. ini: texts, or values of TOML: lists, numbers and
-    booleans. Raises BadUsage naming option, source and text."""
+    """Return the options: command line before environment before ini file before default.
+
+    Args:
+        ini: texts, or TOML's lists, numbers and booleans.
+
+    Raises:
+        BadUsage: with option, source and text.
+    """
     values, texts, source = dict[str, Any](), dict[str, Sequence[str]](), dict[str, str]()
     for opt in OPTS:
         given, of_toml = command_line.get(opt.name), ini.get(opt.key)
@@ -53,8 +59,7 @@ def read_options(
 
 
 def _value(opt: Opt, given: Any, where: str) -> tuple[Any, Sequence[str]]:
-    """Return the value of what was given, and its texts: a text, a value of TOML, or a list of them if an option may be
-    given again. Raises BadUsage, also for a secret, which is not repeated: all options may go into the records."""
+    """Return the value and its texts. Raise BadUsage also for a secret, because all options may go into the records."""
     parts = [str(part) for part in given] if isinstance(given, list) else None
     if opt.many:
         texts = str(given).split() if parts is None else parts
@@ -80,8 +85,7 @@ def _value(opt: Opt, given: Any, where: str) -> tuple[Any, Sequence[str]]:
 
 
 def _check(options: Options) -> None:
-    """Check that the options go together, and that what is typed for this run has a use in it; an ini file may serve
-    other runs. Raises BadUsage."""
+    """Raise BadUsage if options do not go together, or if one on the command line has no use in this run."""
     typed = [opt for opt in OPTS if options.source[opt.name] == "command line"]
     if options.gpu + options.cpu + options.simulate + bool(options.endpoint) > 1:
         raise BadUsage(
@@ -112,7 +116,7 @@ def _check(options: Options) -> None:
     if options.calibrate and options.gate_launches == "start":
         why = "a calibration measures loads, and a gate of start-up has none"
         raise BadUsage(why, "--slm-gate --slm-gate-launches=start")
-    # Options of engines that are started here say nothing of a server that runs already.
+    # Options of engines that the plugin starts have no effect on a server that already runs.
     if options.endpoint and options.gate:
         why = "needs to launch engines, and an endpoint runs already"
         raise BadUsage(f"--slm-{flag} {why}", f"Replace --slm-endpoint with {OWN_MODES}.")
@@ -127,7 +131,7 @@ def _check(options: Options) -> None:
         raise BadUsage("--slm-ray needs an engine to measure", f"Add {OWN_MODES}.")
     if options.ray and options.endpoint:
         raise BadUsage("--slm-ray starts engines on its nodes, and an endpoint runs already", "Use only one of them.")
-    if options.ray and options.gate:  # what decides as it goes cannot be sent beforehand
+    if options.ray and options.gate:  # a task cannot decide which launches come next
         why = "its pairs of launches decide as they go, and belong on one GPU"
         raise BadUsage(f"--slm-gate is not sent to Ray: {why}", "Run --slm-gate without --slm-ray, on a GPU host.")
     if options.ray and options.sweep == "adaptive":
@@ -136,8 +140,7 @@ def _check(options: Options) -> None:
 
 
 def near_option(flag: str) -> str:
-    """Return the end of the error about an option that does not exist: ", did you mean --slm-gate?", or how an option
-    without a place on the command line is set there, or "" if no name is similar."""
+    """Return the end of the error about an unknown option: the most similar one and how to set it, or ""."""
     opts = {opt.name.replace("_", "-"): opt for opt in OPTS}
     near = get_close_matches(flag.removeprefix("--slm-"), opts, 1)
     if near and (opt := opts[near[0]]).ini_only:
@@ -146,8 +149,7 @@ def near_option(flag: str) -> str:
 
 
 def _to_type(opt: Opt, text: str) -> str:
-    """Return the option as it may be typed in place of a wrong value: of several words the one that is near, or the
-    last one, which is no default; of others the default, or an example."""
+    """Return the option with a valid value: the most similar choice or the last one, the default, or an example."""
     if opt.choices:
         near = get_close_matches(text, opt.choices, 1)
         return f"{opt.flag}={near[0] if near else opt.choices[-1]}"
@@ -156,8 +158,7 @@ def _to_type(opt: Opt, text: str) -> str:
 
 
 def as_words(options: Options, leave_out: Collection[str] = ()) -> list[str]:
-    """Return words of a command line that gives these options: all that are not their default, wherever they came
-    from."""
+    """Return the options that are not their default as words of a command line."""
     words: list[str] = []
     for opt in OPTS:
         value = getattr(options, opt.name)

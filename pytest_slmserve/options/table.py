@@ -1,7 +1,7 @@
-"""Options: fields of one value, each with its parser, default and help.
+"""Table of the options: fields of one value, each with its parser, default and help.
 
-Every run of pytest imports this module, so it makes no dataclass, and no annotations that are strings:
-both take longer than the rest.
+Every run of pytest imports this module, so it has no dataclass and no annotations that are strings: both take longer
+than the rest.
 """
 
 import json
@@ -28,7 +28,10 @@ def truth(text: str) -> bool:
 
 
 def archive(text: str) -> bool | str:
-    """One that is resumed; true: that of --slm-records. What follows may have been meant as a path of tests."""
+    """Return the results file to resume, True for that of --slm-records, or False.
+
+    A path of tests raises ValueError, because it was probably not meant as the value.
+    """
     if not text or text.endswith((".py", os.sep)) or "::" in text:
         raise ValueError("a results file (put paths of tests before a --slm-resume without a value)")
     return TRUTHS.get(text.lower(), text)
@@ -59,7 +62,7 @@ def sharings(text: str) -> tuple[str, ...]:
 
 
 def urls(text: str) -> tuple[str, ...]:
-    """URLs that requests go to. Raises BadUsage for one that holds credentials: an error must not repeat it."""
+    """Return the URLs that requests go to. Raise BadUsage for one with credentials, which the error does not repeat."""
     from pytest_slmserve.schema.specs import completed
 
     found = tuple(map(completed, word_list(text)))
@@ -92,7 +95,6 @@ def error_rate(text: str) -> float:
 
 
 def memory_size(text: str) -> int:
-    """Return bytes of a size such as 40GiB."""
     from pytest_slmserve.schema.kv_cache import parse_memory
 
     try:
@@ -102,7 +104,7 @@ def memory_size(text: str) -> int:
 
 
 def percentage(text: str, zero: bool = False) -> float:
-    """Return the share that is written as 5% or 0.05."""
+    """Return a share that is written as 5% or 0.05."""
     number = positive(text.removesuffix("%"), zero)
     number = number / 100 if text.endswith("%") else number
     if number >= 1:
@@ -123,7 +125,7 @@ def gpu_peaks(text: str) -> "GpuPeaks":
 
 
 def length(text: str) -> int | Literal["natural"]:
-    """Return tokens of every request, or "natural": those of each conversation."""
+    """Return the tokens of every request, or "natural"."""
     if text == "natural":
         return "natural"
     if not text.isdecimal() or int(text) < 1:
@@ -132,7 +134,7 @@ def length(text: str) -> int | Literal["natural"]:
 
 
 def adapters(text: str) -> tuple[int, int]:
-    """Return the number and rank of LoRA adapters, of 16x8."""
+    """Return the number and rank of LoRA adapters, from a text such as 16x8."""
     from pytest_slmserve.schema.specs import Adapters
 
     count, _, rank = text.partition("x")
@@ -149,7 +151,7 @@ def pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise ValueError("NAME=VALUE")
-    if not text.isascii() and text != text.encode(errors="ignore").decode():  # no record could hold it
+    if not text.isascii() and text != text.encode(errors="ignore").decode():  # not storable in a record
         raise ValueError("NAME=VALUE in UTF-8")
     return name, value
 
@@ -162,8 +164,7 @@ def variable(text: str) -> tuple[str, str]:
 
 
 def argument(text: str) -> tuple[str, Any]:
-    """Return a value as JSON gives it, or the text itself; an object stays text, because a specification must be
-    hashable."""
+    """Return a name and its value: JSON if it is, else the text. An object stays text, because it must be hashable."""
     name, value = pair(text)
     if takes_gpus(name):
         raise ValueError(
@@ -177,7 +178,7 @@ def argument(text: str) -> tuple[str, Any]:
 
 
 def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
-    """SIDE:ENTRY,ENTRY. A comma separates entries only in front of one of three words: JSON and paths have commas."""
+    """Return the entries of SIDE:ENTRY,ENTRY; a comma before `python=`, `env=` or `arg=` separates entries."""
     wanted = "baseline:ENTRY or candidate:ENTRY, where ENTRY is python=PATH, env=NAME=VALUE or arg=NAME=JSON"
     name, _, entries = text.partition(":")
     if name not in SIDES:
@@ -192,8 +193,7 @@ def side(text: str) -> tuple[str, tuple[tuple[str, Any], ...]]:
 
 
 def takes_gpus(name: str) -> bool:
-    """Return whether an engine's argument, or variable, of this name gives it GPUs that locks and sensors do not know
-    of."""
+    """Return whether an engine's argument or variable of this name changes its GPUs, unknown to locks and sensors."""
     return name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER") or name.replace("-", "_").startswith(OF_SEVERAL_GPUS)
 
 
@@ -209,8 +209,10 @@ def telemetry(text: str) -> str:
 
 
 def ray_address(text: str) -> str:
-    """`local`, `local:N`, or the address of a cluster that has this host as a node: a client from outside is no driver,
-    to which results stream."""
+    """Return `local`, `local:N`, or the address of a cluster that has this host as a node.
+
+    Results do not stream to a client outside the cluster, because it is not a driver.
+    """
     host, colon, port = text.rpartition(":")
     named = host and colon and port.isdecimal() and "/" not in host and (host, int(port)) != ("local", 0)
     if named or text in ("auto", "local"):
@@ -234,34 +236,33 @@ def whole_number(text: str, least: int = 0, most: int = 1 << 63) -> int:
 
 
 SIDES = ("baseline", "candidate")
-FEWEST_PAIRS = 4  # of a gate: with fewer there is nothing to look at
-MOST_PAIRS = 1000  # with more the first analyses decide nothing: the error rate is spent over all
-# Beginnings of arguments by which an engine takes several GPUs.
+FEWEST_PAIRS = 4  # of a gate, for the first analysis
+MOST_PAIRS = 1000  # with more, the first analyses decide nothing, because all share the error rate
+# Prefixes of arguments by which an engine takes several GPUs.
 OF_SEVERAL_GPUS = ("tensor_parallel", "pipeline_parallel", "data_parallel", "prefill_context_parallel")
 TELEMETRY = ("auto", "gpm", "nvml", "dcgm", "host", "off")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "bfloat16", "float16")
 
 
 class Opt(NamedTuple):
-    """One option: `--slm-NAME` on the command line, `SLM_NAME` in the environment, `slm_NAME` in the ini file."""
+    """Row of one option: `--slm-NAME`, `SLM_NAME` in the environment, or `slm_NAME` in the ini file."""
 
-    read: Callable[[str], Any]  # raises ValueError that says which values are allowed
+    read: Callable[[str], Any]  # raises ValueError with the allowed values
     default: Any
-    metavar: str | None = None  # of the help; None for a flag
+    metavar: str | None = None  # in the help; None for a flag
     help: str = ""
     many: bool = False  # it may be given several times
-    bare: str | None = None  # its meaning on the command line without a value, if it may have none
-    ini_only: bool = False  # few people need it: on the command line only pytest's own `-o slm_NAME=VALUE` sets it
+    bare: str | None = None  # value on the command line if none is given, if that is allowed
+    ini_only: bool = False  # on the command line only pytest's own `-o slm_NAME=VALUE` sets it, because few need it
     choices: tuple[str, ...] = ()  # if `read` allows no others
     group: str = ""  # heading in `pytest --help`, of the first option below it
-    own: bool = False  # about engines that are started here, so it says nothing of a server that runs already
+    own: bool = False  # it affects only engines that the plugin starts, not a server that already runs
     name: str = ""
     flag: str = ""  # words before "=VALUE" on a command line of pytest
     variable: str = ""  # in the environment
     key: str = ""  # in the ini file, and in pytest's own parsed command line
 
     def described(self, help: str) -> Any:
-        """Return the same row with its help."""
         return self._replace(help=help)
 
     @property
@@ -277,19 +278,25 @@ class Opt(NamedTuple):
 
 
 def opt(read: Any, default: Any, metavar: str | None = None, **more: Any) -> Opt:
-    """Return the row of an option. read: a parser, or the words to choose from, as a literal type or a tuple."""
+    """Return the row of an option.
+
+    Args:
+        read: parser, or the choices as a literal type or a tuple.
+    """
     words = read if isinstance(read, tuple) else get_args(read)
     return Opt(str if words else read, default, metavar, choices=words, **more)
 
 
 def flag(help: str, **more: Any) -> Any:
-    """Return the row of an option without a value."""
     return Opt(truth, False, help=help, **more)
 
 
 class Options(NamedTuple):
-    """Options of a run as values, made by `read_options`. The default of a field is its row of the table, an `Opt`.
-    source: where a value is from: "command line", "environment", "ini" or "default". texts: as given there, each time.
+    """Options of a run, made by `read_options`. The default of a field is its row of the table, an `Opt`.
+
+    Attributes:
+        source: of each value: "command line", "environment", "ini" or "default".
+        texts: each value as given there.
     """
 
     source: Mapping[str, str]
@@ -503,19 +510,18 @@ class Options(NamedTuple):
 
     @property
     def platform(self) -> errors.Platform | None:
-        """Platform of the mode that was chosen, or None."""
         chosen: dict[errors.Platform, bool] = {"cuda": self.gpu, "cpu": self.cpu, "simulated": self.simulate}
         chosen["remote"] = bool(self.endpoint)
         return next((platform for platform, wanted in chosen.items() if wanted), None)
 
     @property
     def on_all_gpus(self) -> bool:
-        """Whether Ray measures on the GPUs of this host, and not on a cluster."""
+        """True if Ray measures on the GPUs of this host instead of a cluster."""
         return self.ray.partition(":")[0] == "local"
 
     @property
     def engine(self) -> tuple[str, tuple[tuple[str, str], ...]]:
-        """Interpreter and variables of the engine whose vLLM a run is about: in a gate the candidate's."""
+        """Interpreter and variables of the engine; in a gate those of the candidate."""
         if not self.gate:
             return self.python, self.env
         python, env, _ = self.side_of("candidate")
@@ -542,5 +548,5 @@ OPTS = _rows()
 
 
 def joined(common: Sequence[tuple[str, Any]], own: Sequence[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    """Return pairs of both; a later entry replaces an earlier one of its name."""
+    """Return both sequences of pairs; a later entry replaces an earlier one of its name."""
     return tuple((dict(common) | dict(own)).items())

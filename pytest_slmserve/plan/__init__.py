@@ -1,1 +1,4 @@
-"""Options and host become engines, workloads, cases, estimates and an order. Nothing here starts an engine."""
+"""Planning: options and host become engines, workloads, cases, estimates and an order.
+
+Nothing here starts an engine.
+"""

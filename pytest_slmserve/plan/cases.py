@@ -1,4 +1,4 @@
-"""Cases: what can be measured, with key, title and estimated time; and the order in which a run starts them."""
+"""Cases that can be measured, with key, title and estimated time, and the order in which a run starts them."""
 
 import heapq
 import uuid
@@ -20,17 +20,17 @@ LARGEST_LOAD = 1024
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """Meaning of the options that were not given, on a platform."""
+    """Defaults of a platform."""
 
     models: tuple[str, ...]
     lengths: tuple[int, int]
     window_s: float
     largest: int
     dtype: str  # "" for the model's own
-    start_s: float  # what a start costs, for the price of a plan; seen, not promised
-    first_s: float  # what the first start of a run adds, since neither files nor compiled code are in any cache
-    turn_s: float  # what each further replica adds
-    budget_s: float  # of the curves of an engine that are measured until their claims are decided
+    start_s: float  # of an engine, for estimates
+    first_s: float  # additional for the first start of a run, because files and compiled code are not cached
+    turn_s: float  # additional for each further replica
+    budget_s: float  # for an engine's curves, whose repeats continue until their claims are conclusive
 
 
 DEFAULTS: dict[Platform, Defaults] = {
@@ -42,7 +42,7 @@ DEFAULTS: dict[Platform, Defaults] = {
 
 
 def engine_title(spec: Engines) -> str:
-    """Return a title of an engine or a set of replicas: "opt-125m on 2 GPUs"."""
+    """Return a title such as "opt-125m on 2 GPUs"."""
     if isinstance(spec, EngineSpec):
         if spec.interface == "transformers":
             return f"{spec.model} in Transformers, batching {spec.arguments.get('batching')}"
@@ -52,13 +52,13 @@ def engine_title(spec: Engines) -> str:
 
 
 def point_title(spec: EngineSpec, load: Load) -> str:
-    """Return a title of a model under a load: "opt-125m at 64"."""
+    """Return a title such as "opt-125m at 64"."""
     name = short_name(spec.model)
     return f"{name} at {load.concurrency}" if isinstance(load, ClosedLoop) else f"{name}, {load.title}"
 
 
 def clock(seconds: float) -> str:
-    """Return minutes and seconds: 3:07."""
+    """Return minutes and seconds, such as 3:07."""
     return f"{int(seconds + 0.5) // 60}:{int(seconds + 0.5) % 60:02d}"
 
 
@@ -70,11 +70,11 @@ def url_lock(url: str) -> str:
     return f"url-{short_hash(url)}"
 
 
-AGAIN = "again while claims are open, at most"  # the name of the rest of an engine's budget
+AGAIN = "again while claims are open, at most"  # name of the rest of an engine's budget
 
 
 class PlannedItem(NamedTuple):
-    """One thing to run. engine: None if it only reads, or `seconds` holds its starts, which are else left out."""
+    """One item of a run; `engine` is None if it only reads, or if its engine starts are part of `seconds`."""
 
     name: str
     engine: Engines | None
@@ -82,12 +82,14 @@ class PlannedItem(NamedTuple):
 
 
 def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurrency: int | None = None) -> float:
-    """Return roughly the seconds of one repeat: of a closed loop the ramp, settling and the window; of a job the time
-    of all work, or that of all arrivals and the last request if that is longer. concurrency: of all engines that share
-    the device, which are taken to be as fast as one that serves it all.
+    """Return the estimated seconds of one repeat, without the engine's start.
 
-    Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers is taken to cost 20 ms on a
-    GPU, a guess, and 12 ms on a CPU, as that of the tiny model did.
+    A fixed-size workload takes the time of all work, or that of all arrivals and the last request if that is longer.
+    Prompts take 4e14 operations per second, as measured on an H200. A step of Transformers takes 20 ms on a GPU (a
+    guess) and 12 ms on a CPU (measured with the tiny model).
+
+    Args:
+        concurrency: of all engines that share the device.
     """
     prompt, output = workload.mean_prompt_tokens, workload.mean_output_tokens
     on_cpu, context = spec.platform == "cpu", prompt + output / 2
@@ -95,7 +97,7 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
         return 0.1
     if isinstance(load, ClosedLoop):
         whole = load if concurrency is None else replace(load, concurrency=concurrency)
-        if workload.spec.kind != "generate":  # which lives until the prompts before its own are computed
+        if workload.spec.kind != "generate":  # a request waits until the prompts before it are computed
             return whole.duration_s(whole.concurrency * prompt * _prompt_token_s(spec))
         return whole.duration_s(output * _step_s(spec, whole.concurrency, context))
     requests = load.requests or 0
@@ -104,7 +106,7 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
         tokens = [request.output_tokens for request in workload.requests]
         steps = sum(max(tokens[i : i + batch]) for i in range(0, len(tokens), batch))
         return max(steps * (12e-3 if on_cpu else 20e-3), requests / load.rate)
-    if spec.platform == "remote":  # whose speed nobody knows
+    if spec.platform == "remote":  # of unknown speed
         return requests / load.rate
     capacity = kv_capacity(spec, workload.longest)
     batch = max(1, min(requests, given_limit(spec, "max_num_seqs"), requests if capacity is None else capacity))
@@ -115,27 +117,24 @@ def repeat_estimate_s(spec: EngineSpec, workload: Workload, load: Load, concurre
 
 
 def _prompt_token_s(spec: EngineSpec) -> float:
-    """Return the seconds of a prompt's token; 0 of an endpoint."""
     if spec.platform == "remote":
         return 0.0
     return 1e-5 if spec.platform == "cpu" else (spec.known_model.active or 0) / 2e14
 
 
 def _step_s(spec: EngineSpec, batch: float, context: float) -> float:
-    """Return the seconds of a step as seen once: on an H200 about 1.5 ms and twice the time to read weights, keys and
-    values; on two CPU cores 2.5 ms and 0.15 ms for each sequence. A batch above the engine's limit takes several."""
+    """Return the seconds of a step, as measured once on an H200 and on two CPU cores."""
     if spec.platform == "remote":
         return 0.0
     running = min(batch, given_limit(spec, "max_num_seqs"))
     if spec.platform == "cpu":
-        return (2.5e-3 + 1.5e-4 * running) * batch / running
+        return (2.5e-3 + 1.5e-4 * running) * batch / running  # a batch above the engine's limit takes several steps
     model = spec.known_model
     read = (model.weight_bytes() or 0) + running * (model.kv_read_bytes(context) or 0)
     return (1.5e-3 + 2 * read / (4.8e12 * spec.tensor_parallel_size)) * batch / running
 
 
 def start_estimate_s(spec: Engines) -> float:
-    """Return the seconds of a start: replicas start one after the other; with a GPU each they wait for the first."""
     defaults, further = DEFAULTS[spec.platform], len(spec) - 1 if isinstance(spec, ReplicaSpec) else 0
     if isinstance(spec, ReplicaSpec) and spec.sharing == "gpus":
         further = min(further, 1)
@@ -145,13 +144,14 @@ def start_estimate_s(spec: Engines) -> float:
 NOWHERE = Environment()
 
 
-@dataclass(frozen=True, eq=False)  # no slots: its key takes a while to compute, and is kept
+@dataclass(frozen=True, eq=False)  # no slots, because cached_property needs __dict__
 class Case:
-    """One thing to measure: an engine, or several that share a device, with a workload and a load for each.
+    """One case to measure: an engine, or several that share a device, with a workload and a load for each.
 
-    engines: None if this host cannot have them, and skip_reason says why. A set of one is what larger sets are compared
-    with, and no point of a sweep. model, id: as the options or a marker name the model, and the id of the test; "" for
-    what a test's body requests.
+    Attributes:
+        engines: None if this host cannot have them, for `skip_reason`. A set of one is only compared with larger sets.
+        model: as named by the options or a marker.
+        id: of the test; "" for a case from the body of a test.
     """
 
     engines: Engines | None = None
@@ -164,18 +164,18 @@ class Case:
 
     @property
     def engine(self) -> Engines:
-        """The engines to start: the replicas, or of a set of one its engine, which may run for other cases already."""
+        """Engines to start; for a set of one the single engine, which may already run."""
         return self.engines if isinstance(self.engines, ReplicaSpec) and len(self.engines) > 1 else self.each[0]
 
     @property
     def each(self) -> tuple[EngineSpec, ...]:
-        """Specifications of the engines. Raises ValueError if this host cannot have them."""
+        """Specifications of the engines. Raise ValueError if this host cannot have them."""
         if self.engines is None:
             raise ValueError(f"{self.id} has no engine: {self.skip_reason}")
         return engines_of_set(self.engines)
 
     def replicas(self) -> tuple[Replica | None, ...]:
-        """Return the part of each engine in one repeat, which gets a name; None for an engine of no set."""
+        """Return the part of each engine in a new repeat, or None for a single engine."""
         if not isinstance(self.engines, ReplicaSpec):
             return (None,)
         spec, group = self.engines, uuid.uuid4().hex[:12]
@@ -185,7 +185,6 @@ class Case:
 
     @cached_property
     def key(self) -> str:
-        """Equal keys, one case: a stored repeat with this key is a repeat of this case."""
         first = self.replicas()[0]
         if first and first.count > 1:
             return short_hash([first.set, self.environment.key])
@@ -194,7 +193,7 @@ class Case:
 
     @cached_property
     def series(self) -> str:
-        """Equal for points of one curve: all that makes the key of one engine's case, but for the concurrency."""
+        """Key without the concurrency, the same for all points of a curve."""
         load = self.loads[0]
         assert isinstance(load, ClosedLoop)
         return series_key(self.each[0], self.workloads[0].hash, load, self.environment)
@@ -207,20 +206,23 @@ class Case:
 
     @property
     def concurrency(self) -> int:
-        """Concurrent requests in all engines of a case of closed loops."""
+        """Concurrent requests in all engines, if the loads are closed loops."""
         return sum(load.concurrency for load in self.loads if isinstance(load, ClosedLoop))
 
     @property
     def estimate_s(self) -> float:
-        """Seconds that one repeat takes, roughly, without the engine's start."""
         shares = isinstance(self.engines, ReplicaSpec) and self.engines.sharing != "gpus"
         in_all = self.concurrency if shares else None
         return repeat_estimate_s(self.each[0], self.workloads[0], self.loads[0], in_all)
 
 
 class Group(NamedTuple):
-    """An engine, or a set of replicas, with a number of items; `seconds` are those of its start and of these items.
-    gpus, begins_s: indices of the GPUs that it runs on, and from when on in the run, once `spread` has said so."""
+    """Engine or set of replicas with its number of items, and the seconds of its start and of these items.
+
+    Attributes:
+        gpus: indices of its GPUs, from `spread`.
+        begins_s: its start in the run, from `spread`.
+    """
 
     engine: Engines
     items: int
@@ -230,7 +232,7 @@ class Group(NamedTuple):
 
 
 def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
-    """Return groups of cells by engine, in the order in which they are to begin, without cells that need no engine."""
+    """Return items grouped by engine, in the order of `in_order`; items without an engine are excluded."""
     return in_order(
         Group(engine, len(its), start_estimate_s(engine) + sum(cell.seconds for cell in its))
         for engine, its in grouped(cells, lambda cell: cell.engine).items()
@@ -239,8 +241,7 @@ def groups_of(cells: Sequence[PlannedItem]) -> list[Group]:
 
 
 def in_order(groups: Iterable[Group]) -> list[Group]:
-    """Return groups in the order in which they are to begin: those that others are compared with, because a run may be
-    cut off; then the widest, which would wait long for the last of many GPUs; within one width the longest."""
+    """Return groups in starting order: references, because a run may end early, then the widest, then the longest."""
 
     def subject(group: Group) -> tuple[str, str]:
         engine = engines_of_set(group.engine)[0]
@@ -258,9 +259,11 @@ def in_order(groups: Iterable[Group]) -> list[Group]:
 
 
 def spread(groups: Sequence[Group], gpus: int) -> list[Group]:
-    """Return the groups in the order of `in_order`, each placed on the GPUs that are free soonest: if each takes one,
-    the last end is at most 2 - 1/gpus times the least possible (Graham 1966, "Bounds for certain multiprocessing
-    anomalies"). Raises BadUsage if an engine wants more GPUs than there are."""
+    """Return the groups of `in_order` on the GPUs that are free first.
+
+    If each group takes one GPU, the last end is at most 2 - 1/gpus times the smallest possible (Graham 1966, "Bounds
+    for certain multiprocessing anomalies").
+    """
     free = [(0.0, gpu) for gpu in range(gpus)]
     placed = []
     for group in in_order(groups):
@@ -276,12 +279,11 @@ def spread(groups: Sequence[Group], gpus: int) -> list[Group]:
 
 
 def makespan_s(placed: Sequence[Group]) -> float:
-    """Return the seconds from the beginning of the run to its last end."""
     return max((group.begins_s + group.seconds for group in placed), default=0.0)
 
 
 def spread_lines(cells: Sequence[PlannedItem], gpus: int) -> list[str]:
-    """Return the plan on several GPUs as text: each GPU's engines in order, then the end. Raises BadUsage."""
+    """Return the plan on several GPUs as text, one line for each GPU."""
     placed = spread(groups_of(cells), gpus)
     on_each: dict[int, list[str]] = {gpu: [] for gpu in range(gpus)}
     for group in placed:
@@ -295,7 +297,7 @@ def spread_lines(cells: Sequence[PlannedItem], gpus: int) -> list[str]:
 
 
 def plan_lines(cells: Sequence[PlannedItem]) -> list[str]:
-    """Return the plan as text: one line per cell in order, an engine's line before its first, the total last."""
+    """Return the plan as text: a line for each start and item, and the total."""
     lines, total, gpu_seconds = [f"{'min:s':>7}  what begins then, and how long it takes"], 0.0, 0.0
     engine: Engines | None = None
     for name, needed, seconds in cells:

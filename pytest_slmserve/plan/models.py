@@ -1,7 +1,8 @@
 """Models by the names that users type: of the catalogue, of a folder with a `config.json`, or of the Hub.
 
-A name is resolved here and nowhere else, once for a plan. Sizes of models that the catalogue does not have are counted
-by the interpreter that has vLLM, once for each configuration and its versions."""
+Sizes of models outside the catalogue are counted by the interpreter that has vLLM, once for each configuration and its
+versions.
+"""
 
 import functools
 import json
@@ -38,7 +39,7 @@ LONGEST_NAME = 1 << 12
 HEAD, EMBEDDINGS = "lm_head.weight", "embed_tokens.weight"
 SIZES = Path(__file__).parents[1] / "engines" / "worker" / "interpreter.py"
 QUANTIZATION = "hf_quant_config.json"
-PROBE_S = 90  # importing PyTorch and Transformers took 20 s on a busy host with cold disks
+PROBE_S = 90  # imports of PyTorch and Transformers took 20 s on a busy host with cold disks
 UNCOUNTED = (
     "so the plan knows neither the size of its weights nor, from that, its KV cache and simulated speed: install "
     "transformers and torch where --slm-python points, or take a folder with its safetensors"
@@ -48,10 +49,9 @@ Versions = Mapping[str, str | None]
 
 
 def model_of(name: str) -> catalogue.Model:
-    """Return the model by any of its names: a catalogue name ("opt-1.3b", "facebook/opt-1.3b"), a folder with a
-    config.json, or a name on the Hub whose config.json is in the Hub's cache here. Raises BadUsage.
+    """Return the model of a catalogue name, a folder with a config.json, or a Hub name in the Hub's cache on this host.
 
-    A folder with the configuration of a catalogue model, as that of a fine-tuned one, has the sizes of that model.
+    A folder with the configuration of a catalogue model, such as that of a fine-tuned one, has its sizes.
     """
     if known := catalogue.catalogue_name(name):
         return catalogue.CATALOGUE[known]
@@ -81,7 +81,7 @@ def model_of(name: str) -> catalogue.Model:
 
 
 def known_model(name: str) -> catalogue.Model | None:
-    """Return the model of a name; None if it is not known here, as that of a server may be."""
+    """Return the model of a name, or None if it is unknown here."""
     try:
         return model_of(name) if catalogue.catalogue_name(name) or config_folder(name) else None
     except SlmError:
@@ -89,11 +89,10 @@ def known_model(name: str) -> catalogue.Model | None:
 
 
 def config_folder(model: str) -> Path | None:
-    """Return the folder with the config.json of a model: its own, or its snapshot in this user's Hub cache; None if
-    there is neither. Raises BadUsage for a folder without one."""
+    """Return the folder with the config.json of a model, or its snapshot in the user's Hub cache, or None."""
     if is_file(Path(model) / "config.json"):
         return Path(model)
-    with suppress(OSError):  # a name that no folder can have
+    with suppress(OSError):  # an impossible name of a folder
         if Path(model).is_dir():
             raise BadUsage(f"the folder {model} holds no config.json", "Copy the config.json of the model into it.")
     if not ON_THE_HUB.fullmatch(model):
@@ -110,8 +109,7 @@ def config_folder(model: str) -> Path | None:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the config.json of a folder, with the quantization that ModelOpt tells in a file beside it, as vLLM reads
-    both. Raises BadUsage if one of them is not what it should be."""
+    """Return the config.json of a folder, with ModelOpt's quantization from the file next to it, as vLLM reads both."""
     found = _read_object(folder / "config.json")
     if not found.get("quantization_config") and is_file(beside := folder / QUANTIZATION):
         found["quantization_config"] = _read_object(beside)
@@ -127,8 +125,13 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def stored_parameters(folder: Path, tied: bool) -> int | None:
-    """Return the number of weights in the safetensors of `folder`; None without any, if a file is damaged or missing,
-    or if they are quantized and so packed. tied: the output layer is the embeddings, and counts once."""
+    """Return the number of weights in the safetensors of a folder.
+
+    None means no file, a damaged or missing one, or packed quantized weights.
+
+    Args:
+        tied: the output layer is the embeddings, and counts once.
+    """
     index, tensors = folder / "model.safetensors.index.json", dict[str, Any]()
     try:
         files = ["model.safetensors"]
@@ -146,9 +149,8 @@ def stored_parameters(folder: Path, tied: bool) -> int | None:
         return None
 
 
-@functools.cache
+@functools.cache  # by the time of the change, because plans read it often
 def _header(path: Path, changed_ns: int) -> dict[str, Any]:
-    """Read once for each change of the file, because plans ask often."""
     with open(path, "rb", opener=regular) as file:
         size = int.from_bytes(file.read(8), "little")
         if size > LARGEST_JSON:
@@ -158,12 +160,11 @@ def _header(path: Path, changed_ns: int) -> dict[str, Any]:
 
 
 def sizes_file(config: Mapping[str, Any]) -> Path:
-    """Return the file of this user's cache for the sizes of a model of this configuration."""
     return user_cache() / "sizes" / f"{short_hash(dict(config))}.json"
 
 
 def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sizes that a probe found for this configuration; empty if none has."""
+    """Return the sizes that a probe found for this configuration, or nothing."""
     try:
         found = json_value(content(sizes_file(config), LARGEST_JSON))
         counts = [found[name] for name in ("parameters", "active") if found.get(name) is not None]
@@ -176,10 +177,14 @@ def kept_sizes(config: Mapping[str, Any]) -> dict[str, Any]:
 def probe_models(
     models: Sequence[str], python: str, env: Mapping[str, str], versions: Versions, is_run: bool = True
 ) -> list[str]:
-    """Count those of `models` whose shape is not wholly known, keep the sizes in the user's cache, where `model_of`
-    reads them, and return notes on those that could not be counted. What could not be counted by these versions is kept
-    as well, and not tried again. versions: of the packages of `python`. is_run: whether engines will be started; else
-    only a model without a configuration here is asked for. Raises BadUsage for a model without a configuration."""
+    """Count the weights of unknown models, keep the sizes for `model_of`, and return notes on failures.
+
+    A failure is kept, too, and repeated only with other versions.
+
+    Args:
+        versions: of the packages of `python`.
+        is_run: engines will be started; otherwise only missing configurations are looked up.
+    """
     wanted = [model for model in dict.fromkeys(models) if wants_probe(model, versions, is_run)]
     found = _told(wanted, python, env) if wanted else {}
     for model, told in found.items():
@@ -189,7 +194,7 @@ def probe_models(
             keep_sizes(read_config(Path(folder)), {"versions": dict(versions), **told})
     notes = []
     for model in dict.fromkeys(models):
-        known = model_of(model)  # which raises where there is still none
+        known = model_of(model)  # raises if there is still none
         folder = None if catalogue.catalogue_name(model) else config_folder(model)
         if known.parameters is None and folder:
             unkept = "this user's cache cannot be written" if is_run else "Transformers counts them, before a run alone"
@@ -199,7 +204,7 @@ def probe_models(
 
 
 def keep_sizes(config: Mapping[str, Any], told: Mapping[str, Any]) -> None:
-    """Keep what a probe found of a configuration, or why it found nothing, unless the cache cannot be written."""
+    """Keep the result of a probe, unless the cache cannot be written."""
     path = sizes_file(config)
     kept = {name: told[name] for name in ("versions", "parameters", "active", "completed", "problem") if name in told}
     with suppress(OSError):
@@ -208,7 +213,7 @@ def keep_sizes(config: Mapping[str, Any], told: Mapping[str, Any]) -> None:
 
 
 def wants_probe(model: str, versions: Versions, is_run: bool = True) -> bool:
-    """Return whether a probe may know more of a model than we do. Raises BadUsage for an impossible name."""
+    """Return whether a probe may find more about a model."""
     if catalogue.catalogue_name(model):
         return False
     folder = config_folder(model)
@@ -222,7 +227,7 @@ def wants_probe(model: str, versions: Versions, is_run: bool = True) -> bool:
     try:
         known = model_of(model)
     except BadUsage:
-        return True  # Transformers may know the entries that are not there
+        return True  # Transformers may know the missing entries
     unread = known.architecture in catalogue.AS_CONFIGURED and known.windows is None
     return is_run and (known.parameters is None or unread or "num_experts_per_tok" in config)
 
@@ -239,14 +244,14 @@ def _told(models: Sequence[str], python: str, env: Mapping[str, str]) -> dict[st
         output, why = b"", f"{command[0]} does not run: {error.strerror}"
     found: dict[str, dict[str, Any]] = {}
     for line in output.splitlines():
-        with suppress(*UNUSABLE):  # what libraries print is none of ours
+        with suppress(*UNUSABLE):  # libraries may print other lines
             told = json_value(line)
             found[told["model"]] = told
     return {model: found.get(model) or {"problem": why} for model in models}
 
 
 def missing(model: str, kinds: Sequence[str]) -> BadUsage:
-    """Return the error of a name without a configuration. kinds: names of what the Hub's library raised."""
+    """Return the error for a name without a configuration, from the names of the Hub library's exceptions."""
     elsewhere = f"`hf download {model} config.json` on a host with a network, or name a folder with its config.json"
     if "GatedRepoError" in kinds:
         return BadUsage(f"{model} is gated on the Hub", "Accept its license on the Hub, and set HF_TOKEN=TOKEN.")

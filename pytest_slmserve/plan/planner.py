@@ -1,5 +1,4 @@
-"""The planner of a run: what options and markers mean on this host, as models, engines, requests, sweeps, and cases of
-each kind of test. Arithmetic: it needs no GPU, and starts nothing."""
+"""Planner of a run: it turns options and markers into models, engines, requests, sweeps and cases for this host."""
 
 import inspect
 import math
@@ -41,27 +40,32 @@ from pytest_slmserve.workload.arrivals import job, read_trace
 from pytest_slmserve.workload.requests import build_workload, dataset_path, requests_of
 from pytest_slmserve.workload.tokens import VOCABULARY
 
-TRACES = (".csv", ".jsonl")  # how the names of files of a service's requests end
-IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and of a plan made where there is no GPU
-UNUSABLE = 0.03  # share of its memory that a GPU keeps for itself: one sold with 40 GiB has 39.4
+TRACES = (".csv", ".jsonl")  # suffixes of files with a service's requests
+IMAGINED_GPU_BYTES = 140 * GIB  # of the simulated device, and for a plan without a GPU
+UNUSABLE = 0.03  # share of the memory that a GPU reserves: one sold with 40 GiB has 39.4
 WITHOUT_BFLOAT16 = ("T4", "V100")
-FROM_TURING_ON = ("fp8", "awq")  # methods, by vLLM's own bounds (`get_min_capability`)
+FROM_TURING_ON = ("fp8", "awq")  # methods, by vLLM's limits (`get_min_capability`)
 POOLING_SINCE = (0, 10, 1)  # release of vLLM with the argument `runner` (vllm-project/vllm#21470)
 ALIBI = "MPTForCausalLM"
-LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM (its registry of models names those that it had)
-# Of vLLM's engine on a GPU. FlashAttention 3, which it takes on Hopper, has no ALiBi (vllm-project/vllm#15231).
+LAST_RELEASE = {ALIBI: (0, 28)}  # of vLLM, by its registry of models
+# FlashAttention 3, vLLM's default on Hopper, has no ALiBi (vllm-project/vllm#15231).
 ENGINE_ARGUMENTS: dict[str, tuple[tuple[str, str], ...]] = {ALIBI: (("attention_backend", "TRITON_ATTN"),)}
 USUAL_GPUS, USUAL_LOADS = (1, 2, 4), (1, 16, 64, 256)  # of tests of tensor parallelism
 ENOUGH_FOR_A_REPLICA = 32  # concurrent requests
 A_POINT = 'points=[("opt-125m", 64)]'
 A_JOB = '{"model": "opt-125m", "requests": 500, "rate": 10, "lengths": (512, 256)}'
-WAIT_S = 0.1  # that a dynamic batch waits for more requests
+WAIT_S = 0.1  # for which a dynamic batch waits for more requests
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One model's points on one engine. cut: loads left out, and why. beyond: twice the largest load, on an engine that
-    takes so many requests at once: for a curve that has reached no plateau by then."""
+    """Points of one model on one engine.
+
+    Attributes:
+        cut: skipped loads with the reason.
+        beyond: twice the largest load, for a curve without a plateau until then, on an engine that accepts so many
+            requests.
+    """
 
     spec: EngineSpec
     cases: tuple[Case, ...]
@@ -76,7 +80,11 @@ class Sweep:
 def engine_spec(
     options: Options, platform: Platform, model: str, environment: Environment, gpus: int | None = None
 ) -> EngineSpec:
-    """Return the engine that serves `model` with every limit set. gpus: if others than the options say."""
+    """Return the engine that serves `model`, with every limit set, or raise BadUsage if that is impossible.
+
+    Args:
+        gpus: None for the number in the options.
+    """
     known, defaults = model_of(model), DEFAULTS[platform]
     if known.architecture == ALIBI and platform == "cpu":
         biased = "its attention has biases (ALiBi), which vLLM's CPU backend has not"
@@ -86,7 +94,7 @@ def engine_spec(
         gone = f"vLLM {vllm} has no {known.architecture}, the last release that has is {last[0]}.{last[1]}"
         raise BadUsage(f"{model}: {gone}", "Choose another model.")
     peaks, given = peaks_of(environment.gpu_name), zip((options.input_len, options.output_len), defaults.lengths)
-    # float16 for bfloat16 on a GPU that has none, as vLLM has it.
+    # A GPU without bfloat16 gets float16, as in vLLM.
     dtype = "float16" if peaks and peaks.family.startswith(WITHOUT_BFLOAT16) else known.dtype
     # Natural lengths are as long as the context.
     tokens = options.turns * sum(n for length, usual in given if (n := length or usual) != "natural")
@@ -120,13 +128,13 @@ def engine_spec(
     )
     if options.prefix_share is not None or options.turns > 1:
         spec = replace(spec, prefix_caching=True, allow_prefix_cache=True)
-    if options.response_format is not None:  # grammars are made of the words of a tokenizer
+    if options.response_format is not None:  # grammars need a tokenizer
         spec = replace(spec, extra=joined([("skip_tokenizer_init", False)], spec.extra))
     if options.lora:
         adapters = Adapters(*options.lora, options.lora_traffic)
         spec = spec.with_adapters(adapters)
         kv_cache.check_adapters(spec, adapters)
-    if not options.max_num_seqs:  # vLLM starts with no more than the tokens of a step
+    if not options.max_num_seqs:  # vLLM does not start with more sequences than tokens of a step
         tokens = kv_cache.given_limit(spec, "max_num_batched_tokens")
         spec = replace(spec, max_num_seqs=min(spec.max_num_seqs, tokens))
     if why := known.indivisible(spec.tensor_parallel_size):
@@ -143,27 +151,26 @@ def engine_spec(
     weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
     left_to_engine = spec.arguments.get("kv_cache_memory_bytes", 0) is None
     if (weights is None or left_to_engine or kv_cache.has_draft_weights(spec)) and platform != "simulated":
-        return replace(spec, kv_cache_bytes=0)  # the engine knows better what its memory has beside the weights
+        return replace(spec, kv_cache_bytes=0)  # the engine knows better how much memory is left
     there = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES
     wanted = options.gpu_memory or there
     if wanted > there * (1 + UNUSABLE):
         why = f"the GPU has {there / GIB:.1f} GiB of memory, and {wanted / GIB:.1f} GiB are wanted"
         raise BadUsage(why, "Lower --slm-gpu-memory.")
-    # A simulated device is imagined too; a plan without Transformers goes on.
+    # The weights of a simulated engine may be unknown; the plan continues without them.
     own_weights = -(-(weights or 0) // spec.tensor_parallel_size)
     budget = kv_cache.kv_budget_bytes(min(wanted, there), options.gpu_memory_utilization, own_weights)
     return replace(spec, kv_cache_bytes=kv_cache.beside_adapters(spec, budget))
 
 
 def workload_spec(options: Options, platform: Platform) -> WorkloadSpec:
-    """Return the requests of the options: of a trace, of ShareGPT, or, with no dataset, of the shipped lengths. Raises
-    BadUsage if the options want fixed lengths of a trace."""
+    """Return the specification of the requests of the options. Raise BadUsage for fixed lengths of a trace."""
     given, source = (options.input_len, options.output_len), "lengths"
     if options.dataset:
         source = "trace-lengths" if options.dataset.endswith(TRACES) else "sharegpt"
     if source == "trace-lengths" and {*given} - {None, "natural"}:
         raise BadUsage(f"--slm-dataset {options.dataset}: a trace has lengths alone", "--slm-input-len natural")
-    natural = source == "trace-lengths" or "natural" in given  # of both, unless the other one is given
+    natural = source == "trace-lengths" or "natural" in given  # both, unless the other one is given
     defaults = (None, None) if natural else DEFAULTS[platform].lengths
     prompt, output = (None if n == "natural" else n or default for n, default in zip(given, defaults))
     return WorkloadSpec(
@@ -187,8 +194,7 @@ def _shared(options: Options, share: float | None) -> dict[str, Any]:
 
 
 def kind_for(options: Options, model: Model) -> Kind:
-    """Return what requests ask of a model: as the options say, or what it was made for. Raises BadUsage if it cannot do
-    what was asked for."""
+    """Return the kind of requests to a model: by the options, or its own task."""
     kind = options.kind or model.kinds[0]
     if kind not in model.kinds:
         able = " or ".join(f"-o slm_kind={each}" for each in model.kinds)
@@ -200,16 +206,16 @@ def kind_for(options: Options, model: Model) -> Kind:
 
 
 def check_length(name: str, tokens: int, positions: int) -> None:
-    """Raise BadUsage if requests of this length do not fit the context of an engine or a model of this name."""
+    """Raise BadUsage if requests of this length do not fit the context."""
     if tokens > positions:
         why = f"requests of {tokens} tokens do not fit its {positions} positions"
         raise BadUsage(f"{name}: {why}", "Shorten the requests with --slm-input-len or --slm-output-len.")
 
 
 def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
-    """Raise BadUsage if prompts are to have a share in common, and the engine's cache could serve none of it."""
+    """Raise BadUsage if prompts have a common share that the engine's cache could not serve."""
     share, longest = workload.spec.prefix_share, max(request.shared for request in workload.requests)
-    if share is None or engine.platform == "remote":  # whose answers tell
+    if share is None or engine.platform == "remote":  # an endpoint's answers show it
         return
     asked, block = f"a prefix share of {share:g} is asked for", kv_cache.kv_layout(engine).block_size
     if engine.interface == "transformers":
@@ -224,10 +230,10 @@ def check_prefixes(engine: EngineSpec, workload: Workload) -> None:
         raise BadUsage(f"{asked}: {why}", f"--slm-input-len {max(math.ceil(block / share), block + OWN)}")
 
 
-# Of a marker: `lengths`, `lora`, `ramp_up` and those that are compared take the place of the options.
+# Arguments of a marker: `lengths`, `lora`, `ramp_up` and those in COMPARED replace the options.
 Words = Mapping[str, Any]
 NO_WORDS: Words = MappingProxyType({})
-# Words that may have several values, whose curves are compared with each other; and what a value is called.
+# Arguments that may have several values, whose curves are compared; and the name of a value.
 COMPARED: dict[str, Callable[[Any], str]] = {
     "prefix_share": lambda share: f"share-{share:g}",
     "turns": lambda turns: f"turns-{turns}",
@@ -239,7 +245,7 @@ OF_REQUESTS = ("prefix_share", "turns", "cached", "response_format")
 
 
 def checked_lengths(given: Any) -> tuple[int | None, int | None]:
-    """Return prompt and output tokens that were given as a pair; None in it is natural. Raises BadUsage."""
+    """Return a pair of prompt and output tokens, None for natural ones, or raise BadUsage."""
     match given:
         case (int() | None as prompt, int() | None as output):
             return prompt, output
@@ -247,7 +253,7 @@ def checked_lengths(given: Any) -> tuple[int | None, int | None]:
 
 
 def checked_adapters(given: Any) -> tuple[int, int] | None:
-    """Return number and rank of adapters that were given as a pair; None for none. Raises BadUsage."""
+    """Return a pair of number and rank of adapters, or None for none, or raise BadUsage."""
     match given:
         case None:
             return None
@@ -258,8 +264,12 @@ def checked_adapters(given: Any) -> tuple[int, int] | None:
 
 
 def engine_options(words: Words, given: Sequence[tuple[str, Any]] = ()) -> dict[str, Any]:
-    """Return the options that the words of a marker change and that the engine depends on. given: arguments of the
-    engine by the options. They say how to draft if `speculation` is wanted, else n-grams are; and lose it if not."""
+    """Return the options of the engine that the arguments of a marker change.
+
+    Args:
+        given: engine arguments of the options. If `speculation` is true they choose the method (default: n-grams); if
+            it is false their method is removed.
+    """
     found: dict[str, Any] = {"lora": checked_adapters(words["lora"])} if "lora" in words else {}
     if "speculation" in words:
         others = [pair for pair in given if pair[0] != SPECULATIVE]
@@ -270,8 +280,14 @@ def engine_options(words: Words, given: Sequence[tuple[str, Any]] = ()) -> dict[
 
 @dataclass(repr=False)
 class Planner:
-    """What the options mean on a host. notes: for the user. sweeps: planned so far, by model. beside: keys of curves
-    that are measured to be compared with each other, and are no sweeps. is_run: whether anything is measured."""
+    """Meaning of the options on a host.
+
+    Attributes:
+        notes: for the user.
+        sweeps: planned so far, by model.
+        beside: keys of curves that are compared with each other, and are not sweeps.
+        is_run: the run measures something.
+    """
 
     options: Options
     platform: Platform
@@ -281,22 +297,22 @@ class Planner:
     beside: set[str] = field(default_factory=set)
     is_run: bool = True
     _found: set[str] = field(default_factory=set)  # models whose configuration was looked up
-    _workloads: dict[str, Workload] = field(default_factory=dict)  # which take time to make
+    _workloads: dict[str, Workload] = field(default_factory=dict)  # kept, because they take time to make
     _environments: dict[tuple[str, tuple[tuple[str, str], ...]], Environment] = field(default_factory=dict)
 
     def check_options(self) -> None:
         """Raise BadUsage or BadDataset for values that no test could use."""
-        if self.platform != "remote":  # a server calls its model as it likes
+        if self.platform != "remote":  # a server may have its own name for a model
             self._find(self.options.models or ())
         spec = workload_spec(self.options, self.platform)
         if spec.source == "sharegpt":
-            dataset_path(spec.path)  # which raises if the file is not there, as the next one if it is no trace
+            dataset_path(spec.path)  # raises if the file is missing, and `next` below if it is not a trace
         elif spec.source == "trace-lengths":
             next(read_trace(Path(spec.path)), None)
 
     @cached_property
     def models(self) -> tuple[str, ...]:
-        """The models to sweep: those of the options, or those of the default that fit. Raises BadUsage."""
+        """Models to sweep, which are those of the options or the defaults that fit."""
         if self.options.models:
             return self.options.models
         if self.platform == "remote":
@@ -311,7 +327,6 @@ class Planner:
         return short_name(model) in map(short_name, self.models)
 
     def _find(self, models: Sequence[str]) -> None:
-        """Have models counted that were not before. Raises BadUsage for an unknown one."""
         (python, env), here = self.options.engine, self.host.environment
         new = [model for model in models if model not in self._found]
         is_run = self.is_run and self.platform != "simulated" and not self.options.plan
@@ -322,8 +337,7 @@ class Planner:
         self._found.update(new)
 
     def misfit(self, model: str, **changes: Any) -> str | None:
-        """Return why a model cannot be served here, or None. changes: as of `spec`. Raises BadUsage for an unknown
-        model."""
+        """Return why a model cannot be served here, or None; `changes` are those of `spec`."""
         if self.platform == "remote":
             return None
         self._find([model])
@@ -334,7 +348,6 @@ class Planner:
         return None
 
     def kind(self, model: str) -> Kind:
-        """Return what requests ask of a model. Raises BadUsage if it cannot do that."""
         return self._kind(None if self.platform == "remote" else model_of(model))
 
     def _kind(self, known: Model | None) -> Kind:
@@ -343,9 +356,11 @@ class Planner:
         return kind_for(self.options, known)
 
     def workload(self, model: str, words: Words = NO_WORDS, requests: int | None = None) -> Workload:
-        """Return the requests for `model`, as the options and a marker say, made once: models of one vocabulary share
-        them if no dataset is read. requests: their number in a job. Raises BadUsage for text without a tokenizer, and,
-        but in a job, for fixed lengths that are too long for the model."""
+        """Return the requests for `model` by the options and a marker.
+
+        Args:
+            requests: number in a fixed-size workload, whose lengths may be too long for the model.
+        """
         changes = {name: value for name, value in engine_options(words).items() if name != "cached"}
         spec = workload_spec(self.options._replace(**changes), self.platform)
         if words.get("lora") and self.platform == "remote":
@@ -366,7 +381,7 @@ class Planner:
         name = f"{known and (known.name if self.options.dataset else known.vocabulary)} {spec}"
         if name not in self._workloads:
             if known:
-                # Real weights understand text by their own tokenizer only; vLLM counts by it in any case.
+                # Real weights need their own tokenizer, and vLLM's benchmark always counts with it.
                 real = self.options.load_format == "auto"
                 own = real or (spec.as_vllm and (Path(model) / "tokenizer.json").exists())
                 tokenizer = hub_name(model) if own and spec.source == "sharegpt" else ""
@@ -377,9 +392,13 @@ class Planner:
         return self._workloads[name]
 
     def spec(self, model: str, gpus: int | None = None, cached: bool = True, **changes: Any) -> EngineSpec:
-        """Return the engine of a model. gpus: if others than the options say. cached: whether its cache serves earlier
-        turns of conversations. changes: options with values of their own. Raises BadUsage if its GPUs are not there, or
-        their memory is too small."""
+        """Return the engine of a model. Raise BadUsage if its GPUs do not exist, or their memory is too small.
+
+        Args:
+            gpus: None for the number in the options.
+            cached: the prefix cache serves earlier turns of conversations.
+            changes: options with other values.
+        """
         if self.platform == "remote":
             served = next((name for name in self.models if short_name(name) == short_name(model)), model)
             return EngineSpec(
@@ -400,7 +419,7 @@ class Planner:
         return spec
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:
-        """Return the devices of `spec`, by their names for locks and sensors. Raises BadUsage if one is not there."""
+        """Return the names of devices, for locks and sensors."""
         if self.platform == "remote":
             return tuple(url_lock(engine.url) for engine in engines_of_set(spec))
         check_there(self.host, spec.gpus)
@@ -413,9 +432,11 @@ class Planner:
         pinned: bool | None = None,
         thread_percentage: int | None = None,
     ) -> ReplicaSpec:
-        """Return an engine for each of `models`; unless each has a GPU of its own, their shares of the memory add up to
-        that of one engine. sharing: None is time slicing, or of endpoints a URL for each. Raises BadUsage if one has no
-        room for a KV cache, no GPU, or no URL."""
+        """Return one engine for each of `models`. On one device they divide the memory share of one engine.
+
+        Args:
+            sharing: None for time slicing, or for a URL each.
+        """
         if self.platform == "remote":
             urls = [replace(self.spec(model), url=url) for model, url in zip(models, self.options.endpoint)]
             if len(urls) < len(models):
@@ -427,13 +448,15 @@ class Planner:
         if apart:
             engines = [replace(engine, gpu=i * engine.tensor_parallel_size) for i, engine in enumerate(engines)]
         check_there(self.host, engines[-1].gpus)
-        # vLLM's CPU backend binds its threads to cores, where they spin: two engines on the same ones come to no step.
+        # vLLM's CPU backend pins busy-waiting threads to cores, so two engines on the same cores make no progress.
         pin = len(models) > 1 and (self.platform == "cpu" or (self.options.pin_cores if pinned is None else pinned))
         return ReplicaSpec(tuple(engines), sharing or "time-slicing", pin, thread_percentage)
 
     def sweep(self, model: str) -> Sweep:
-        """Return the sweep of a model, made once. Raises BadUsage if a load of the options has no room in the KV cache:
-        that would measure preemption."""
+        """Return the sweep of a model, made once.
+
+        Loads of the options must fit in the KV cache, because they would measure preemption.
+        """
         if model in self.sweeps:
             return self.sweeps[model]
         spec, workload, asked = self.spec(model), self.workload(model), self.options.concurrency
@@ -459,7 +482,6 @@ class Planner:
         return self.sweeps[model]
 
     def in_sweep(self, case: Case) -> bool:
-        """Return whether a point is on the curve that is planned of its model."""
         return self.swept(case.model) and case.series == self.point(case.model, 1).series
 
     def environment(self, spec: EngineSpec | ReplicaSpec) -> Environment:
@@ -480,11 +502,9 @@ class Planner:
 
     @property
     def window_s(self) -> float:
-        """The shortest window of a closed loop."""
         return self.options.window or DEFAULTS[self.platform].window_s
 
     def load(self, concurrency: int, words: Words = NO_WORDS) -> ClosedLoop:
-        """Return the closed loop of this number of concurrent requests, as the options and a marker say."""
         ramp_up = words.get("ramp_up") or self.options.ramp_up
         think_s = self.options.think if words.get("turns", self.options.turns) > 1 else 0
         return ClosedLoop(concurrency, window_s=self.window_s, ramp_up=ramp_up, think_s=think_s)
@@ -499,7 +519,6 @@ class Planner:
         return Case(engines, tuple(workloads), tuple(loads), self.environment(engines), **names)
 
     def point(self, model: str, concurrency: int, words: Words = NO_WORDS, id: str = "") -> Case:
-        """Return the case of a model's engine under a closed loop, as the options and a marker say."""
         workload, load = self.workload(model, words), self.load(concurrency, words)
         spec = self.spec(model, **engine_options(words, self.options.engine_arg))
         case = self.case(spec, [workload], [load], model=model, id=id)
@@ -509,8 +528,11 @@ class Planner:
     def replicas_case(
         self, engines: ReplicaSpec, concurrency: int, load: Mapping[str, Any] | None = None, **names: str
     ) -> Case:
-        """Return the case of `concurrency` concurrent requests in all engines, the same number in each. load: fields of
-        a ClosedLoop that differ from the options. Raises BadUsage if the number cannot be divided."""
+        """Return the case of `concurrency` concurrent requests, which the engines must divide evenly.
+
+        Args:
+            load: fields of the ClosedLoop that differ from the options.
+        """
         if (n := len(engines)) > concurrency or concurrency % n:
             why = f"{concurrency} concurrent requests cannot be divided evenly among {n} replicas"
             raise BadUsage(why, "Use a multiple, such as 96, 192 or 384.")
@@ -519,7 +541,7 @@ class Planner:
 
 
 def check_there(host: Host, wanted: Sequence[int]) -> None:
-    """Raise BadUsage if these GPUs are not all there, as far as that is known, or are not alike."""
+    """Raise BadUsage if these GPUs do not all exist, as far as known, or differ in kind."""
     cores = host.environment.cores
     if host.device == "cpu" and cores and wanted[-1] >= cores:
         problem = f"{wanted[-1] + 1} processes of vLLM's CPU backend need a core each, and there are {cores}"
@@ -533,12 +555,11 @@ def check_there(host: Host, wanted: Sequence[int]) -> None:
         raise BadUsage(f"{why}: what they serve cannot be compared", "Set CUDA_VISIBLE_DEVICES to GPUs of one kind.")
 
 
-# Cases by the kind of test
+# Cases for each kind of test
 
 
 def point_cases(planner: Planner, words: Words) -> list[Case]:
-    """Return the points of the planned sweeps, or those that a marker names, of the models that were chosen, if any.
-    Raises BadUsage for an unknown model, and for requests that are too long for it."""
+    """Return the points of the planned sweeps, or those of a marker, only for the models of the options."""
     for word, ending in COMPARED.items():
         if isinstance(values := words.get(word), list | tuple):
             each = [(ending(value), point_cases(planner, {**words, word: value})) for value in values]
@@ -576,17 +597,17 @@ def point_cases(planner: Planner, words: Words) -> list[Case]:
 
 
 def replica_cases(planner: Planner) -> list[Case]:
-    """Return for each model one engine alone under each load, then each number of replicas by each way of sharing."""
+    """Return for each model a single engine under each load, then each number of replicas by each way of sharing."""
     found, options, urls = [], planner.options, len(planner.options.endpoint)
     ways: list[tuple[Sharing, int]] = [("time-slicing", 1)]
     ways += [(how, n) for how in options.sharing for n in options.replicas if n > 1]
     if urls:
-        ways = [("urls", 1), ("urls", max(2, urls))]  # one counts as two
+        ways = [("urls", 1), ("urls", max(2, urls))]  # for one URL, the case with two is skipped
     for model in planner.models:
-        # Those of the options, else one that many numbers of replicas divide, or all URLs.
+        # By default one load that many numbers of replicas divide, or all URLs.
         usual, name = replica_load(model), short_name(model)
         loads = options.concurrency or (usual - usual % (urls or 1),)
-        planner.spec(model)  # which raises if it cannot be served
+        planner.spec(model)  # raises if it cannot be served
         for how, n in ways:
             ids = {load: f"{name}-{load}-x{n}{f'-{how}' if n > 1 else ''}" for load in loads}
             found += [_replicas(planner, model, n, how, load, id) for load, id in ids.items()]
@@ -612,23 +633,28 @@ def _replicas(planner: Planner, model: str, count: int, sharing: Sharing, concur
 
 
 def replica_load(model: str) -> int:
-    """Return the load of all replicas of a model: of 3, 6, 12 ..., which two, three and four replicas divide, the
-    largest up to the paper's batch of the model (arXiv:2404.03353, table 1), or to 96."""
+    """Return the total load of a model's replicas: 6, 12, 24 ..., which two, three and (from 12) four replicas divide.
+
+    It is the largest up to the paper's batch of the model (arXiv:2404.03353, table 1), or up to 96.
+    """
     largest = PUBLISHED.get(short_name(model), 96)
     return max(3 << i for i in range(1, 10) if 3 << i <= max(largest, 6))
 
 
 def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
-    """Return cases on several GPUs, of an endpoint none: for each model one engine on each number of GPUs under each
-    load, then sets of replicas with GPUs of their own, under loads of ENOUGH_FOR_A_REPLICA requests for each GPU."""
+    """Return cases on several GPUs; an endpoint has none.
+
+    For each model, one engine on each number of GPUs under each load, then replicas with separate GPUs, under loads of
+    at least ENOUGH_FOR_A_REPLICA requests per GPU.
+    """
     options = planner.options
     if options.endpoint:
         return []
     degrees = options.tensor_parallel_size if options.source["tensor_parallel_size"] != "default" else USUAL_GPUS
     wide, replicas, first = [], [], options.tensor_parallel_size[0]
     for model in models:
-        # The load of replicas on one GPU replaces the nearest of the usual ones, so that one load compares all uses of
-        # several GPUs, at the cost of no further case.
+        # The load of replicas on one GPU replaces the nearest usual one, so that all uses of several GPUs can be
+        # compared at one load without a further case.
         name, common = short_name(model), replica_load(model)
         nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
         loads = options.concurrency or tuple(common if load == nearest else load for load in USUAL_LOADS)
@@ -646,11 +672,11 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
                 why = error.problem
                 wide += [Case(model=model, id=f"{name}-{load}-tp{n}", skip_reason=why) for load in loads]
                 continue
-            if room is not None and room < loads[-1]:  # then the others wait: none is thrown out to come again
+            if room is not None and room < loads[-1]:  # the others then wait, instead of being preempted
                 spec = replace(spec, max_num_seqs=min(room, spec.max_num_seqs))
             for concurrency in loads:
-                # What waits in an engine that may not run the largest load at once lives longer, so the load settles
-                # later. Smaller loads too, or they would be points of another curve.
+                # If the engine cannot run the largest load at once, requests wait and the load settles later. Smaller
+                # loads settle as long, because they are points of the same curve.
                 load = planner.load(concurrency)
                 load = replace(load, settle_lifetimes=load.settle_lifetimes * -(-loads[-1] // spec.max_num_seqs))
                 case = planner.case(spec, [workload], [load], model=model, id=f"{name}-{concurrency}-tp{n}")
@@ -660,8 +686,10 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
 
 
 def job_cases(planner: Planner, words: Words) -> list[Case]:
-    """Return the jobs that a marker names as a list, or by mode ("gpu", also simulated, or "cpu"), of the models that
-    were chosen, if any. Raises BadUsage for wrong words."""
+    """Return the fixed-size workloads of a marker: a list, or lists for "gpu" (also simulated) and "cpu".
+
+    If the options name models, others are left out.
+    """
     jobs = words["jobs"]
     if isinstance(jobs, Mapping) and (unknown := jobs.keys() - {"gpu", "cpu"}):
         raise BadUsage(f"jobs for {', '.join(map(repr, sorted(unknown)))}, which is not a mode", 'Use "gpu" or "cpu".')
@@ -696,12 +724,16 @@ def job_case(
     lora: tuple[int, int] | None = None,
     max_loras: int | None = None,
 ) -> Case:
-    """Return one job of a model. Raises BadUsage for an unknown model. A limit that is None is as the options say.
+    """Return the case of one fixed-size workload. A limit that is None is that of the options.
 
-    requests, rate: as of an open loop. lengths: prompt and output tokens; None: natural ones, the outputs divided by
-    `shorter`. kv_requests: number of requests at full length that the KV cache holds. max_num_seqs: the most sequences
-    in the engine at once. gpu_memory: to plan for, "40GiB". batching: by Transformers; None: continuously, by vLLM.
-    lora: number and rank of adapters. max_loras: slots for them on the device.
+    Args:
+        rate: requests per second; infinity sends all at once.
+        lengths: prompt and output tokens; None for natural ones, with outputs divided by `shorter`.
+        kv_requests: number of requests at full length that the KV cache holds.
+        gpu_memory: memory to plan for, such as "40GiB".
+        batching: of Transformers; None for vLLM's continuous batching.
+        lora: number and rank of adapters.
+        max_loras: slots for them on the device.
     """
     arrivals = f"{requests}-at-once" if rate == math.inf else f"{rate:g}-per-s"
     limits = {"kv-for": kv_requests, "most": max_num_seqs, "in": gpu_memory, "slots": max_loras}
@@ -745,14 +777,14 @@ def job_case(
         return Case(model=model, id=name, skip_reason=why)
     if spec.platform != "remote":
         spec = replace(spec, max_num_seqs=max_num_seqs or spec.max_num_seqs)
-    if batching is not None and spec.platform != "remote":  # without vLLM's arguments; the simulated engine's stay
+    if batching is not None and spec.platform != "remote":  # only the simulated engine keeps its arguments
         extra: tuple[tuple[str, Any], ...] = spec.extra if spec.platform == "simulated" else ()
         extra = (*extra, ("batching", batching), ("wait_s", WAIT_S if batching == "dynamic" else 0.0))
         spec = replace(spec, interface="transformers", tensor_parallel_size=1, extra=extra)
     elif kv_requests and layout.windows and layout.bytes_per_token:
         each = kv_cache.request_blocks(spec, layout.windows, layout.block_size, longest)
         blocks = kv_requests * each + kv_cache.NULL_BLOCKS
-        if spec.platform == "cpu":  # whose cache is sized in whole GiB
+        if spec.platform == "cpu":  # its cache has whole GiB
             spec = replace(spec, extra=(*spec.extra, ("num_gpu_blocks_override", blocks)))
         else:
             spec = replace(spec, kv_cache_bytes=blocks * layout.block_size * layout.bytes_per_token)

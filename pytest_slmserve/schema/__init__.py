@@ -1,2 +1,4 @@
-"""The values of every arrow: specifications, loads, workloads, records, the catalogue, errors. Functions over them
-may compute, but never measure or judge."""
+"""Values that the packages exchange: specifications, loads, workloads, records, the catalogue, errors.
+
+Functions here may compute, but never measure or evaluate.
+"""

@@ -1,5 +1,4 @@
-"""One family of errors: what was seen, then what to type; and files, and JSON of others, as we read them, with errors
-that name them."""
+"""Errors that the user can fix, types of option values, and functions that read and write files and JSON safely."""
 
 import errno
 import fcntl
@@ -16,13 +15,15 @@ ENDS_WITH = " ends with\n"  # between the path of a log and its last lines
 
 
 def printed_hint(hint: str) -> str:
-    """Return a hint as it is printed: a sentence as it is, and a command, an option or a value after "try:"."""
+    """Return a hint as it is printed: a sentence unchanged, anything else after "try:"."""
     return hint if hint[:1].isupper() and hint.endswith(".") else f"try: {hint}"
 
 
 class SlmError(Exception):
-    """A problem that the user can act on, in one sentence, and what to do about it. Both may repeat what a server, a
-    file or a log says: a terminal shall not obey that."""
+    """Base class of errors that the user can fix: the problem in one sentence, and a hint.
+
+    Control characters are escaped, because both may quote a server, a file or a log.
+    """
 
     layout: ClassVar[str] = ""  # characters that move the cursor and stay as they are
 
@@ -36,13 +37,15 @@ class SlmError(Exception):
 
     @property
     def cause(self) -> str:
-        """The problem without the end of a log, which was shown once."""
+        """Problem without the last lines of a log."""
         return self.problem.partition(ENDS_WITH)[0]
 
 
 def to_install(extra: str) -> str:
-    """Return the command that installs the packages of an extra, by their own names: this one is on no index, and a
-    stranger could take its name there."""
+    """Return the command that installs the packages of an extra.
+
+    It names the packages, because this project is on no index, and a stranger could take its name.
+    """
     from importlib.metadata import requires
 
     needed = [text.partition(";") for text in requires("pytest-slmserve") or ()]
@@ -50,13 +53,13 @@ def to_install(extra: str) -> str:
     return f"pip install {' '.join(packages)}"
 
 
-# What is raised by reading plain values of any kind from a file of ours.
+# Errors that arise if a file of ours has values of unexpected kinds.
 UNUSABLE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 
 
 @contextmanager
 def naming(who: str, kind: type[SlmError] = SlmError) -> Iterator[None]:
-    """Context manager that raises errors of this kind again, with `who` before their problem."""
+    """Context manager that puts `who` in front of the problem of errors of this kind."""
     try:
         yield
     except kind as error:
@@ -65,7 +68,11 @@ def naming(who: str, kind: type[SlmError] = SlmError) -> Iterator[None]:
 
 @contextmanager
 def of_a_command(*kinds: type[SlmError], records: str = "--records") -> Iterator[None]:
-    """Errors of these kinds name options of a command: those of pytest without our prefix. records: of the archive."""
+    """Context manager that rewrites pytest's options in hints to a command's, such as `--slm-x` to `--x`.
+
+    Args:
+        records: replaces `--slm-records`.
+    """
     try:
         yield
     except kinds as error:
@@ -75,66 +82,65 @@ def of_a_command(*kinds: type[SlmError], records: str = "--records") -> Iterator
 
 
 class BadUsage(SlmError):
-    """An option, marker or specification that cannot be carried out; exit status 4 on a command line."""
+    """Option, marker or specification that cannot be carried out (exit status 4)."""
 
 
 class BadDataset(SlmError):
-    """A file of conversations that is not ShareGPT, or ends too early."""
+    """Dataset file that is not ShareGPT, or ends too early."""
 
 
 class BadArchive(SlmError):
-    """An archive line that cannot be read, or was written by a newer release."""
+    """Results file that cannot be read, or has the format of another release."""
 
 
 class DeviceBusy(BadUsage):
-    """Another run holds the device: two at once would measure each other."""
+    """Device that another run uses: two runs would disturb each other."""
 
 
 class EngineFailed(SlmError):
-    """An engine that did not start, or ended before its work was done; with the end of its log."""
+    """Engine that did not start or ended early, with the last lines of its log."""
 
     layout = "\n\t"
 
 
 class DoesNotFit(SlmError):
-    """A load for which an engine, now that it runs, has no room in its KV cache."""
+    """Load that does not fit in the KV cache of the running engine."""
 
 
 class SensorFailed(SlmError):
-    """A source of telemetry that is not there, or cannot answer any more."""
+    """Source of telemetry that is missing or stopped answering."""
 
 
 class TooFewPoints(SlmError):
-    """A law cannot be fitted, or a claim not judged, from so few points."""
+    """Too few points to fit the saturation model or to evaluate a claim."""
 
 
-Platform = Literal["cuda", "cpu", "simulated", "remote"]  # remote: whatever answers at a URL
+Platform = Literal["cuda", "cpu", "simulated", "remote"]  # remote: a server at a URL
 LoadFormat = Literal["dummy", "auto"]
-# Into vLLM's engine itself, by HTTP into its server, or into any other, or into Transformers' generate().
+# vLLM's engine without HTTP, vLLM's server, any other HTTP server, or Transformers' generate().
 Interface = Literal["engine", "server", "endpoint", "transformers"]
-OwnInterface = Literal["engine", "server"]  # of an engine that is started here
+OwnInterface = Literal["engine", "server"]  # of an engine that the plugin starts
 Source = Literal["lengths", "sharegpt", "trace", "trace-lengths"]
 Rule = Literal["human-first", "vllm"]
-Kind = Literal["generate", "embed", "classify", "rerank"]  # of what is asked of a model; see `schema.specs.Request`
+Kind = Literal["generate", "embed", "classify", "rerank"]  # of requests; see `schema.specs.Request`
 RampUp = Literal["staggered", "burst"]
-Traffic = Literal["uniform", "zipf"]  # which adapters requests ask for
-Suite = Literal["core", "papers", "all"]  # of the shipped tests; each has those before it
+Traffic = Literal["uniform", "zipf"]  # distribution of requests over adapters
+Suite = Literal["core", "papers", "all"]  # of built-in tests; each includes the suites before it
 Sweeping = Literal["full", "adaptive"]  # which of the planned loads are measured
-Detail = Literal["summary", "tables", "all"]  # of what is printed of a run
+Detail = Literal["summary", "tables", "all"]  # of the printed report
 Side = Literal["baseline", "candidate"]  # of a gate
 Batching = Literal["none", "static", "dynamic"]  # of Transformers; vLLM batches continuously
-Caches = Literal["warm", "cold"]  # of compiled code, at a launch of a gate
-Launches = Literal["together", "start", "apart"]  # of the sides of a gate, on one device; start: and nothing else
-OwnSharing = Literal["time-slicing", "mps", "mig", "gpus"]  # how several engines share one device; gpus: one for each
-Sharing = Literal["time-slicing", "mps", "mig", "gpus", "urls"]  # urls: of endpoints; what they share is not told
+Caches = Literal["warm", "cold"]  # compile cache at a launch of a gate
+Launches = Literal["together", "start", "apart"]  # of the sides of a gate, on one device; start: only start-up
+OwnSharing = Literal["time-slicing", "mps", "mig", "gpus"]  # how several engines share a device; gpus: one for each
+Sharing = Literal["time-slicing", "mps", "mig", "gpus", "urls"]  # urls: endpoints, whose devices are unknown
 
 
 NO_FILE = "it is a device or a pipe, not a file"
 
 
 def regular(path: str, flags: int) -> int:
-    """An opener for `open` that takes files only: a FIFO would be waited for, a device may have no end. A link is
-    followed, as is right for a file that the user named."""
+    """Return a descriptor: an `opener` for `open` that refuses FIFOs and devices, which may block or have no end."""
     try:
         descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
     except OSError as error:
@@ -148,8 +154,7 @@ def regular(path: str, flags: int) -> int:
 
 
 def single(path: str, flags: int) -> int:
-    """An opener for `open` of a file whose place others may have taken: it follows no link, takes no file that has
-    another name too, and empties nothing before it knows that."""
+    """Return a descriptor as `regular` does, but refuse links and files with a second name, and truncate only then."""
     descriptor = regular(path, flags & ~os.O_TRUNC | os.O_NOFOLLOW)
     if os.fstat(descriptor).st_nlink > 1:
         os.close(descriptor)
@@ -160,7 +165,7 @@ def single(path: str, flags: int) -> int:
 
 
 def check_place(path: Path) -> None:
-    """Raise OSError if a folder, a device or a pipe is where a file is to be put. Of a link the link is replaced."""
+    """Raise OSError if a folder, a device or a pipe is at the path of a new file; `write_file` replaces a link."""
     mode = path.lstat().st_mode if os.path.lexists(path) else stat.S_IFREG
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -169,8 +174,11 @@ def check_place(path: Path) -> None:
 
 
 def write_file(path: Path, data: str | bytes) -> None:
-    """Write a whole file under a random name beside it, and rename that: nobody sees a part, two writers do not mix,
-    and what a link there names stays as it is. Raises OSError; see `check_place`."""
+    """Write a file under a random name, then rename it: readers see no part, and a link's target stays as it is.
+
+    Raises:
+        OSError: also as in `check_place`.
+    """
     check_place(path)
     new = path.with_name(f".{os.urandom(8).hex()}.new")
     try:
@@ -185,8 +193,7 @@ def write_file(path: Path, data: str | bytes) -> None:
 
 
 def content(path: Path, most: int | None = None) -> bytes:
-    """Return all bytes of a file. most: so many at most. Raises OSError, also where it is larger than that or the
-    memory."""
+    """Return all bytes of a file. Raise OSError also if it is larger than `most` bytes or than the memory."""
     try:
         with open(path, "rb", opener=regular) as file:
             if most is not None and os.fstat(file.fileno()).st_size > most:
@@ -196,14 +203,13 @@ def content(path: Path, most: int | None = None) -> bytes:
         raise OSError(errno.ENOMEM, "it is larger than the memory", str(path)) from None
 
 
-LARGEST_JSON = 100_000_000  # bytes of a file or text: as much as the head of safetensors may have
-DEEPEST_JSON = 100  # levels: Python reads more than its own functions can walk through
+LARGEST_JSON = 100_000_000  # bytes of a file or text: the largest header of safetensors
+DEEPEST_JSON = 100  # levels, because Python parses deeper values than its own recursive functions can handle
 _DECODER = json.JSONDecoder()
 
 
 def read_json(path: Path, hint: str, name: str = "") -> Any:
-    """Return the value of a file of others, as `json_value` reads it. name: told in place of its path. Raises
-    BadUsage."""
+    """Return the value of a JSON file that others wrote, named `name` in errors, or raise BadUsage with this hint."""
     name = name or str(path)
     try:
         return json_value(content(path, LARGEST_JSON))
@@ -216,9 +222,14 @@ def read_json(path: Path, hint: str, name: str = "") -> Any:
 
 
 def json_value(text: str | bytes, *, kept: bool = False) -> Any:
-    """Return the value of a text of others that is JSON and nothing more. Of a key that stands there twice the last is
-    read, and NaN and Infinity are, as Python writes them. kept: in a record, so neither they are, nor what is no
-    Unicode. Raises JSONDecodeError, or ValueError that says what is wanted."""
+    """Return the value of a JSON text that others wrote; as in Python, NaN and Infinity are numbers.
+
+    Args:
+        kept: for a record, so NaN, Infinity and invalid Unicode are errors.
+
+    Raises:
+        ValueError: with the kind of text that is accepted, or JSONDecodeError if the text is not JSON.
+    """
     if len(text) > LARGEST_JSON:
         raise ValueError(f"JSON of at most {LARGEST_JSON // 10**6} MB")
     if isinstance(text, bytes):
@@ -236,8 +247,7 @@ def json_value(text: str | bytes, *, kept: bool = False) -> Any:
 
 
 def json_at(text: str, at: int | None = None) -> tuple[Any, int]:
-    """Return the value that begins at this place of a text of others, and where it ends; no place: all of it is the
-    value. Raises as `json_value`."""
+    """Return the JSON value at this index of a text, and the index of its end; None is for the whole text."""
     deep = ValueError(f"JSON of at most {DEEPEST_JSON} levels")
     try:
         found, end = (_DECODER.decode(text), len(text)) if at is None else _DECODER.raw_decode(text, at)
@@ -259,8 +269,7 @@ def json_at(text: str, at: int | None = None) -> tuple[Any, int]:
 
 
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed, and return whether that could be: if another holds the lock nobody waits.
-    shared: together with other shared locks. Raises OSError if the file system has no locks."""
+    """Lock an open file until it is closed; return False at once if another lock prevents that."""
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -269,7 +278,7 @@ def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Return whether it names a file; a name that no file can have does not."""
+    """Return whether this path is a file; False also for an impossible name."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -277,5 +286,5 @@ def is_file(path: Path) -> bool:
 
 
 def user_cache(name: str = "pytest-slmserve") -> Path:
-    """Return a folder in the user's cache by the XDG Base Directory Specification, for what can be made again."""
+    """Return a folder in the user's cache, by the XDG Base Directory Specification."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / name

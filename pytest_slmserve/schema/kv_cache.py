@@ -1,4 +1,4 @@
-"""Arithmetic of weights and KV cache: bytes of a model, blocks that an engine has, requests that fit in them."""
+"""Arithmetic of weights and KV cache."""
 
 import re
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ from pytest_slmserve.schema.models import ADAPTED
 from pytest_slmserve.schema.records import Resolved
 from pytest_slmserve.schema.specs import FRONT_ENDS, GIB, RANKS, SPECULATIVE, Adapters, EngineSpec
 
-# Never made at a load.
+# Methods of quantized checkpoints: vLLM cannot apply them while it loads other weights.
 LOADED = {"awq", "gptq", "auto_awq", "auto_gptq", "auto-round", "compressed-tensors", "modelopt", "modelopt_fp4"}
-# Of methods that make them at the load, with the scales of their blocks.
+# Bits of a weight with its share of scales, by methods that vLLM applies while it loads.
 BITS_OF = {
     **dict.fromkeys(("fp8", "fp8_per_tensor", "fp8_per_block", "fp8_per_channel", "experts_int8"), 8.0),
     **{"int8_per_channel_weight_only": 8.0, "mxfp8": 8.25, "bitsandbytes": 4.5, "nvfp4_per_token": 4.5},
@@ -18,14 +18,13 @@ BITS_OF = {
 
 
 def quantization_of(spec: EngineSpec) -> str | None:
-    """Return the quantization method of the weights: of the specification, else of the checkpoint; None without one."""
+    """Return the quantization method of the specification, else of the checkpoint, else None."""
     asked, own = spec.arguments.get("quantization"), spec.model_facts and spec.model_facts.quantization
     return str(asked) if asked else own.method if own else None
 
 
 def weight_bytes(spec: EngineSpec, each: int) -> int | None:
-    """Return bytes of all weights as the engine holds them; None if they are not counted, or the method is not known.
-    each: of a weight that is not quantized, as those of embeddings and output layer."""
+    """Return the bytes of all weights in the engine, or None if unknown; `each` is for those that are not quantized."""
     model, method = spec.model_facts, quantization_of(spec)
     if model is None or model.parameters is None:
         return None
@@ -43,7 +42,7 @@ def weight_bytes(spec: EngineSpec, each: int) -> int | None:
 
 
 def check_quantization(spec: EngineSpec) -> None:
-    """Raise BadUsage for a quantization method that the engine cannot apply to the weights of this model."""
+    """Raise BadUsage for a quantization method that does not suit the model's weights."""
     known = spec.model_facts and spec.model_facts.quantization
     asked, own = spec.arguments.get("quantization"), known.method if known else None
     plain = str(asked).replace("_marlin", "")
@@ -56,7 +55,7 @@ def check_quantization(spec: EngineSpec) -> None:
 
 
 def check_arguments(spec: EngineSpec) -> None:
-    """Raise BadUsage for engine arguments with which vLLM does not start, or which make figures of something else."""
+    """Raise BadUsage for engine arguments with which vLLM does not start, or speculation that cannot be measured."""
     tokens, sequences = given_limit(spec, "max_num_batched_tokens"), given_limit(spec, "max_num_seqs")
     if tokens < sequences:
         problem = f"max_num_batched_tokens {tokens} is below max_num_seqs {sequences}, and vLLM does not start so"
@@ -65,15 +64,14 @@ def check_arguments(spec: EngineSpec) -> None:
         check_speculation(spec)
 
 
-NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'  # drafts that need no other model
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'  # needs no second model
 NGRAMS = {"ngram", "[ngram]", "ngram_gpu"}
 FROM_THE_TEXT = {*NGRAMS, "suffix"}  # methods without weights of their own
-AS_TOLD = "synthetic"  # vLLM's way to accept drafts at a given rate, whatever they say
+AS_TOLD = "synthetic"  # vLLM accepts drafts at a given rate, whatever their tokens are
 
 
 def check_speculation(spec: EngineSpec) -> None:
-    """Raise BadUsage for speculative decoding that vLLM does not start with (vllm/config/speculative.py, release 0.32),
-    or whose steps nobody counts here."""
+    """Raise BadUsage for speculation that vLLM 0.32 rejects (vllm/config/speculative.py) or that is not counted."""
     asked, hint = spec.speculation, f"--slm-engine-arg {SPECULATIVE}='{NGRAM}'"
     method, drafted = asked.get("method"), asked.get("num_speculative_tokens")
     if spec.interface == "transformers":
@@ -96,18 +94,17 @@ def check_speculation(spec: EngineSpec) -> None:
 
 
 def has_draft_weights(spec: EngineSpec) -> bool:
-    """Return whether tokens are drafted by a model, which takes memory beside the weights."""
+    """Return whether a draft model takes memory."""
     return bool(spec.speculation) and spec.speculation.get("method") not in FROM_THE_TEXT
 
 
 def made_up_acceptance(spec: EngineSpec) -> str | None:
-    """What a reader has to know of drafts whose acceptance is that of weights that are made, or as it was asked for;
-    None where it is that of real text."""
+    """Return a note if the acceptance of drafts is not that of real text, else None."""
     asked = spec.speculation
     if asked.get("rejection_sample_method") == AS_TOLD:
         length, rates = (asked.get(f"synthetic_acceptance_{name}") for name in ("length", "rates"))
         if isinstance(rates, list) and all(isinstance(rate, int | float) for rate in rates):
-            length = 1 + sum(rates)  # each the share of drafts of which so many tokens are accepted
+            length = 1 + sum(rates)  # the n-th rate is the share of drafts whose n-th token is accepted
         told = f" of {length:.3g} tokens a step" if isinstance(length, int | float) else ""
         return f"speculative decoding at a planted acceptance{told}"
     if not asked or spec.load_format != "dummy":
@@ -116,8 +113,10 @@ def made_up_acceptance(spec: EngineSpec) -> str | None:
 
 
 def adapter_bytes(spec: EngineSpec) -> int:
-    """Return bytes of the slots for LoRA adapters on each GPU; 0 without adapters, or for an architecture that is not
-    known. With several GPUs an upper bound: vLLM divides one matrix of the two."""
+    """Return the bytes of the slots for LoRA adapters on each GPU; 0 without adapters or for an unknown architecture.
+
+    It is an upper bound on several GPUs, because vLLM divides one of the two matrices.
+    """
     if not spec.arguments.get("enable_lora") or spec.model_facts is None or not spec.model_facts.adapted:
         return 0
     slots, rank = spec.arguments.get("max_loras", 1), spec.arguments.get("max_lora_rank", 16)
@@ -125,8 +124,7 @@ def adapter_bytes(spec: EngineSpec) -> int:
 
 
 def beside_adapters(spec: EngineSpec, budget: int) -> int:
-    """Return bytes of a KV cache on each GPU beside the slots for adapters, of a `budget` for both. Raises BadUsage
-    with the number of slots that fit if they leave no room for one request as long as the context."""
+    """Return the bytes that adapter slots leave for the KV cache on each GPU. Raise BadUsage if they are too few."""
     taken, per_token = adapter_bytes(spec), kv_layout(spec).bytes_per_token or 0
     least = per_token * spec.max_model_len // spec.tensor_parallel_size
     if taken and budget - taken < least:
@@ -139,7 +137,7 @@ def beside_adapters(spec: EngineSpec, budget: int) -> int:
 
 
 def check_adapters(spec: EngineSpec, adapters: Adapters) -> None:
-    """Raise BadUsage for an engine that does not serve these adapters, before it is started."""
+    """Raise BadUsage if an engine would not serve these adapters."""
     given, model = spec.arguments, spec.model_facts
     slots, held, rank = (given.get(name, 0) for name in ("max_loras", "max_cpu_loras", "max_lora_rank"))
     if spec.interface in ("endpoint", "transformers"):
@@ -173,32 +171,31 @@ def check_adapters(spec: EngineSpec, adapters: Adapters) -> None:
         raise BadUsage(problem, f"--slm-engine-arg {FRONT_ENDS}=1")
 
 
-# Tokens: the defaults of vLLM's two platforms, and ours; of an endpoint, which seldom tells, vLLM's on a GPU.
+# Tokens: the defaults of vLLM's two platforms, and ours. An endpoint rarely reports it, so vLLM's on a GPU is assumed.
 BLOCK_SIZE = {"cuda": 16, "cpu": 128, "simulated": 16, "remote": 16}
 NULL_BLOCKS = 1  # vLLM keeps one block that no request ever gets
-STATE_BLOCKS = 2  # of a layer with a state in place of a cache, at most (vLLM's mamba_cache_mode "align")
-STEPS_AHEAD = 2  # steps whose tokens are scheduled and not settled, with asynchronous scheduling
+STATE_BLOCKS = 2  # maximum of a layer with a state instead of a cache (vLLM's mamba_cache_mode "align")
+STEPS_AHEAD = 2  # steps with tokens that are scheduled but not settled, in asynchronous scheduling
 RESERVE_BYTES = 4 * GIB  # activations, logits of the largest batch, captured graphs and the CUDA context
 MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*(GiB)?", re.ASCII | re.IGNORECASE)
 SMALLEST_GPU, LARGEST_GPU = GIB, 1 << 44
 VALUE_BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
-KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 1)}  # without scales beside them
+KV_VALUE_BYTES = {**VALUE_BYTES, **dict.fromkeys(("fp8", "fp8_e4m3", "fp8_e5m2"), 1)}  # without scales
 
 
 def value_bytes(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Return bytes of one weight or activation; None for an unknown type, as "auto" is before the engine has reported
-    one."""
+    """Return the bytes of one weight or activation, or None for an unknown type."""
     dtype = (resolved.dtype if resolved else None) or spec.arguments.get("dtype") or spec.dtype
     return VALUE_BYTES.get(str(dtype))
 
 
 @dataclass(frozen=True, slots=True)
 class KvLayout:
-    """The layout of an engine's KV cache. None is "not known".
+    """Layout of an engine's KV cache; None means unknown.
 
-    value_bytes: of one number. bytes_per_token: of a token's keys and values in the layers that share a block, over all
-    GPUs. windows: of each group of layers in tokens, None for all tokens, 0 for a state of a fixed size. block_size: in
-    tokens.
+    Attributes:
+        bytes_per_token: for the layers that share a block, over all GPUs.
+        windows: tokens of each group of layers, None for all tokens, 0 for a state of fixed size.
     """
 
     value_bytes: int | None
@@ -208,8 +205,7 @@ class KvLayout:
 
 
 def kv_layout(spec: EngineSpec, resolved: Resolved | None = None) -> KvLayout:
-    """Return the layout of the KV cache: what the engine reported, else what specification and model say, else the
-    default of the platform."""
+    """Return the layout of the KV cache: as reported, else by specification and model, else the default."""
     extra, model = spec.arguments, spec.model_facts
     dtype = str(extra.get("kv_cache_dtype", "auto"))
     if dtype == "auto" and model and model.quantization:
@@ -227,9 +223,14 @@ def kv_layout(spec: EngineSpec, resolved: Resolved | None = None) -> KvLayout:
 
 
 def request_blocks(spec: EngineSpec, windows: tuple[int | None, ...], block_size: int, longest: int) -> int:
-    """Blocks that one request takes at most, over all groups of layers. Of a group that slides vLLM keeps the window,
-    and the tokens that are scheduled and not yet settled (`SlidingWindowSpec.max_admission_blocks_per_request`).
-    windows: as of `KvLayout`. longest: tokens of the request, prompt and output."""
+    """Return the largest number of blocks that one request takes, over all groups of layers.
+
+    A sliding group keeps its window and the tokens that are scheduled but not settled
+    (`SlidingWindowSpec.max_admission_blocks_per_request` of vLLM).
+
+    Args:
+        longest: prompt and output tokens.
+    """
     whole, in_flight = -(-longest // block_size), STEPS_AHEAD * given_limit(spec, "max_num_batched_tokens")
     return sum(
         whole if w is None else STATE_BLOCKS if w == 0 else min(whole, -(-(w - 1 + in_flight) // block_size) + 1)
@@ -238,15 +239,17 @@ def request_blocks(spec: EngineSpec, windows: tuple[int | None, ...], block_size
 
 
 def given_limit(spec: EngineSpec, argument: str, field: str = "") -> int:
-    """Return a limit of the engine: an argument of vLLM's engine in `extra`, if it is a positive number, or else the
-    field of the specification of this name, or of the name `field`."""
+    """Return a limit of the engine: its argument if that is a positive whole number, else the specification's field.
+
+    Args:
+        field: if its name is not that of the argument.
+    """
     given, own = spec.arguments.get(argument), int(getattr(spec, field or argument))
     return given if isinstance(given, int) and given > 0 else own
 
 
 def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int | None:
-    """Return the number of KV blocks that follows from the specification. None if layout or type are unknown, if the
-    engine takes what is left of the memory, and for an endpoint or Transformers, which manage their own cache."""
+    """Return the number of KV blocks by the specification, or None if it depends on the engine."""
     if given := spec.arguments.get("num_gpu_blocks_override"):
         return int(given)
     layout, cache_bytes = kv_layout(spec, resolved), specified_kv_bytes(spec)
@@ -257,14 +260,12 @@ def predicted_blocks(spec: EngineSpec, resolved: Resolved | None = None) -> int 
 
 
 def specified_kv_bytes(spec: EngineSpec) -> int:
-    """Return bytes of the KV cache by the specification, over all GPUs; 0 if the engine takes what is left of the
-    memory."""
+    """Return the specified bytes of the KV cache, over all GPUs; 0 for all memory that is left."""
     return given_limit(spec, "kv_cache_memory_bytes", "kv_cache_bytes") * spec.tensor_parallel_size
 
 
 def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
-    """Return bytes of the engine's KV cache, over all GPUs: by its own number of blocks, the predicted one, or else as
-    the specification says; 0 is "not known"."""
+    """Return the bytes of the KV cache over all GPUs, from the reported or predicted blocks, else as specified."""
     layout, blocks = kv_layout(spec, resolved), resolved.kv_blocks or predicted_blocks(spec, resolved)
     if blocks is None or layout.bytes_per_token is None:
         return specified_kv_bytes(spec)
@@ -272,8 +273,7 @@ def kv_bytes(spec: EngineSpec, resolved: Resolved) -> int:
 
 
 def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None) -> int | None:
-    """Return the number of requests of `longest` tokens that fit, by the engine's own number of blocks or else by the
-    predicted one. None if the blocks, or the blocks of a request, are not known."""
+    """Return the number of requests of `longest` tokens that fit in the KV cache, or None if unknown."""
     blocks = resolved.kv_blocks if resolved and resolved.kv_blocks else predicted_blocks(spec, resolved)
     layout = kv_layout(spec, resolved)
     if blocks is None or layout.windows is None:
@@ -283,8 +283,7 @@ def kv_capacity(spec: EngineSpec, longest: int, resolved: Resolved | None = None
 
 
 def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
-    """Return the reason why this number of requests of `longest` tokens would preempt each other; None if they would
-    not, or if the capacity is unknown."""
+    """Return why these requests of `longest` tokens would preempt each other; None if they fit, or if it is unknown."""
     capacity = kv_capacity(spec, longest)
     if capacity is None or capacity >= requests:
         return None
@@ -292,8 +291,7 @@ def no_room(spec: EngineSpec, longest: int, requests: int) -> str | None:
 
 
 def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight_bytes: int) -> int:
-    """Return bytes for the KV cache: the engine's share of the memory less weights and reserve. Raises BadUsage if
-    nothing is left."""
+    """Return the bytes for the KV cache: the engine's share of the memory minus weights and reserve."""
     left = int(gpu_memory_bytes * gpu_memory_utilization) - weight_bytes - RESERVE_BYTES
     if left <= 0:
         need, have = (weight_bytes + RESERVE_BYTES) / GIB, gpu_memory_bytes * gpu_memory_utilization / GIB
@@ -303,7 +301,7 @@ def kv_budget_bytes(gpu_memory_bytes: int, gpu_memory_utilization: float, weight
 
 
 def parse_memory(text: str) -> int:
-    """Return bytes of a GPU's memory, from "80GiB" or a number of bytes. Raises BadUsage for any other text or size."""
+    """Return the bytes of a GPU's memory, from "80GiB" or a number."""
     found = MEMORY.fullmatch(text)
     size = int(float(found[1]) * (GIB if found[2] else 1)) if found and len(text) < 30 else 0
     if not SMALLEST_GPU <= size <= LARGEST_GPU:

@@ -1,8 +1,7 @@
-"""Models as their `config.json` gives them, the arithmetic that needs nothing else, and the catalogue.
+"""Models as their `config.json` describes them, and the catalogue.
 
-`models.json` has for each model its name on the Hub, where its configuration was published, its licence where that
-restricts its use, its number of weights, and its configuration. The tiny ones are ours. `architectures.json` has the
-architectures whose KV cache is known.
+`models.json` has for each model its name on the Hub, the source of its configuration, its license if that restricts its
+use, its number of weights, and its configuration. `architectures.json` has the architectures whose KV cache is known.
 """
 
 import json
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from pytest_slmserve.schema.errors import BadUsage, Kind
 
-# What `config.json` calls a thing, by its usual name, then in older architectures; and the most that a model can have.
+# Usual names of entries of `config.json`, with their names in older architectures; and the largest possible values.
 OTHER_WORDS = {
     "num_hidden_layers": ("n_layers", "n_layer", "num_layers"),
     "hidden_size": ("d_model", "n_embd"),
@@ -36,7 +35,7 @@ MOST = {
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 30,
 }
-# Likewise of what a model need not have: 0 is as if it were not told.
+# Largest values of optional entries, which may also be 0.
 MOST_IF_ANY = {
     **dict.fromkeys(("ffn_dim", "intermediate_size"), 1 << 20),
     "word_embed_proj_dim": 1 << 18,
@@ -44,23 +43,23 @@ MOST_IF_ANY = {
     "sliding_window": 1 << 30,
 }
 MOST_WEIGHTS, MOST_BITS, MOST_PADDING = 10**14, 64, 16
-HAVE_STATE = {"state_size", "d_state", "ssm_cfg", "attention_hidden_size"}  # of models that may have no heads at all
-ModelSource = Literal["catalogue", "folder", "hub"]  # of the package, a folder, the cache of the Hub
+HAVE_STATE = {"state_size", "d_state", "ssm_cfg", "attention_hidden_size"}  # of models that may have no heads
+ModelSource = Literal["catalogue", "folder", "hub"]  # hub: the Hub's cache on this host
 USUAL_CONTEXT = 2048  # tokens: OPT's positions
 
-# Architectures whose layers keep keys and values in vLLM as the entries that are read here say: compared with the cache
-# specifications of the model that vLLM 0.32 makes of each on the meta device. Of any other the engine is asked.
-# True: the output layer is the embeddings, if nothing else is said (Transformers 5.19).
+# Architectures whose KV cache in vLLM follows from the entries that are read here: compared with the cache
+# specifications of the models that vLLM 0.32 makes on the meta device. Engines report that of other architectures.
+# True: the output layer is the embeddings by default (Transformers 5.19).
 AS_CONFIGURED: dict[str, bool] = json.loads((Path(__file__).parent / "architectures.json").read_text("utf-8"))
-# Of them those whose layers all slide if `config.json` has a window and does not tell which layers do.
+# Architectures whose layers all slide if `config.json` has a window and does not say which layers slide.
 ALL_SLIDE = {"LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "Phi3ForCausalLM"}
-# Architectures that generate no text (as vLLM's registry of pooling models): of these some give a vector, some a score
-# of each class. What the others do, such as to fill gaps, is not measured here.
+# Architectures that generate no text (as in vLLM's registry of pooling models): some return a vector, some a score for
+# each class. The tasks of the other heads, such as filling gaps, are not measured here.
 EMBEDS, SCORES = re.compile(r".*(?<!LMHead)(?<!ChatGLM)Model"), re.compile(r".*ForSequenceClassification")
 OTHER_HEADS = re.compile(r".*(For\w*Classification|ForMaskedLM|ForQuestionAnswering|For\w*Reward\w*)")
-ENCODERS = re.compile(r".*(bert|GteNew).*", re.IGNORECASE)  # whose tokens look both ways, so nothing is kept for later
-# Architectures for which LoRA adapters are made here, and how many of their tables (embeddings, output layer) have a
-# part in vLLM's slot for an adapter, used or not: compared with the slots that vLLM 0.32 makes of a small model.
+ENCODERS = re.compile(r".*(bert|GteNew).*", re.IGNORECASE)  # attention in both directions needs no KV cache
+# Architectures for which LoRA adapters are made here, and the number of tables (embeddings, output layer) with a part
+# in vLLM's slot for an adapter, used or not: compared with the slots that vLLM 0.32 makes for a small model.
 ADAPTED = {
     **dict.fromkeys(("OPTForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"), 0),
     **dict.fromkeys(("GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM"), 0),
@@ -72,12 +71,14 @@ KINDS = {"full_attention": False, "attention": False, "sliding_attention": True}
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """The quantization of a checkpoint by its `quantization_config`.
+    """Quantization of a checkpoint, from its `quantization_config`.
 
-    bits: of a weight, without its scale; None if groups of layers differ, or it is not told. group_size: number of
-    weights that share a scale of `scale_bits`; None if so many that it does not count. zero_points: each group has one.
-    fp8_inputs: activations are 8-bit floats, as the weights. kv_cache_dtype: what vLLM takes for "auto": fp8 if the
-    checkpoint has scales for it, "" for another type of the checkpoint, else "auto".
+    Attributes:
+        bits: of a weight without its scale; None if unknown or different between layers.
+        group_size: weights that share a scale of `scale_bits`; None if the scale is negligible.
+        zero_points: each group has one.
+        fp8_inputs: activations are 8-bit floats, too.
+        kv_cache_dtype: meaning of vLLM's "auto": "fp8" if the checkpoint has scales for it, "" for another type.
     """
 
     method: str | None = None
@@ -91,17 +92,19 @@ class Quantization:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model as its `config.json` gives it, as far as speed and memory depend on it.
+    """Model as its `config.json` describes it, as far as speed and memory depend on it.
 
-    It is made when a run is planned, and goes with the engine's specification into the record, so that a record is read
-    alike wherever its reader is.
+    A record contains it, and so means the same on every host.
 
-    parameters: number of weights; active: those that one token is multiplied with. None if nobody has counted them.
-    windows: of each layer that keeps keys and values, the tokens that it looks back, None for all; None instead if vLLM
-    is not known to keep them so, as in layers that have a state of their own. dtype: of the weights as vLLM loads them
-    by itself. embedding_width: numbers of a row of the embeddings. tied: the output layer is the embeddings.
-    feed_forward: width of these layers, if it is told. config: `config.json` as it is handed to the engine; no record
-    keeps it.
+    Attributes:
+        parameters: number of weights, None if unknown.
+        active: weights that one token is multiplied with, None if unknown.
+        windows: tokens that each layer looks back, None for all; None instead of the tuple if vLLM's layout is unknown.
+        dtype: type of the weights as vLLM loads them by default.
+        embedding_width: numbers in a row of the embeddings.
+        tied: the output layer is the embeddings.
+        feed_forward: width of these layers, None if not given.
+        config: `config.json` for the engine; not in records.
     """
 
     name: str
@@ -128,8 +131,7 @@ class Model:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """Kinds of requests that it serves, first the one that it was made for. vLLM makes an embedding model of any
-        decoder."""
+        """Kinds of requests that the model serves, its own first; vLLM makes an embedding model of any decoder."""
         if SCORES.fullmatch(self.architecture):
             return "rerank", "classify"
         if EMBEDS.fullmatch(self.architecture):
@@ -138,27 +140,26 @@ class Model:
 
     @property
     def is_encoder(self) -> bool:
-        """Report whether each token looks at all others of a text, so that there is no KV cache."""
+        """True if tokens attend in both directions, so that there is no KV cache."""
         return self.windows == ()
 
     @property
     def context(self) -> int:
-        """Tokens of the longest request that an engine here takes, unless the workload has longer ones."""
+        """Longest request in tokens, unless the workload has longer ones."""
         return min(USUAL_CONTEXT, self.positions)
 
     @property
     def lm_head(self) -> int:
-        """Weights of the output layer, and of the embeddings, which are the same if they are `tied`."""
+        """Number of weights of the output layer, which is also that of the embeddings."""
         return self.vocabulary * self.embedding_width
 
     def weight_bytes(self, bytes_per_weight: float = 2) -> int | None:
-        """Return bytes of all weights; None if they are not counted."""
+        """Return the bytes of all weights, or None if they are not counted."""
         return None if self.parameters is None else int(self.parameters * bytes_per_weight)
 
     @property
     def adapted(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs of each linear layer that a LoRA adapter changes, by its name in PEFT's files. Empty for
-        an architecture whose adapters are not made here."""
+        """Inputs and outputs of each layer that a LoRA adapter changes, by PEFT's names; empty if none are made."""
         if self.architecture not in ADAPTED or not self.feed_forward:
             return {}
         is_opt, hidden, inner = self.architecture == "OPTForCausalLM", self.hidden, self.feed_forward
@@ -174,15 +175,17 @@ class Model:
         return {f"{where}.{i}.{name}": sizes for i in range(self.layers) for name, sizes in layer.items()}
 
     def adapter_slot_bytes(self, rank: int, bytes_per_value: int = 2) -> int:
-        """Return bytes of vLLM's slot for an adapter of at most this rank, on one GPU that has the whole model."""
+        """Return the bytes of vLLM's slot for an adapter of at most this rank, on one GPU."""
         tables = ADAPTED.get(self.architecture, 0) * (self.vocabulary + self.hidden)
         return rank * bytes_per_value * (sum(map(sum, self.adapted.values())) + tables)
 
     @property
     def kv_groups(self) -> tuple[int, tuple[int | None, ...]] | None:
-        """Layers that share a block of the KV cache, and the window of each group of so many, as vLLM groups them
-        (`_get_kv_cache_groups_uniform_page_size`). None if that is not known: its releases round differently if the
-        kinds of layers are nearly equal in number."""
+        """Number of layers that share a block, and the window of each group of this size; None if unknown.
+
+        It follows vLLM (`_get_kv_cache_groups_uniform_page_size`), whose releases round differently if the kinds of
+        layers are nearly equal in number.
+        """
         if not self.windows:
             return None
         counts = Counter(self.windows)
@@ -193,32 +196,30 @@ class Model:
         return each, tuple(window for window, count in counts.items() for _ in range(-(-count // each)))
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2, gpus: int = 1) -> int | None:
-        """Return bytes of one token's keys and values in the layers that share a block, on all `gpus` together; with
-        fewer KV heads than GPUs some heads are held twice. None if vLLM's layout is not known."""
+        """Return the bytes of a token in the layers that share a block, over all GPUs, or None if unknown.
+
+        If there are fewer KV heads than GPUs, some heads are stored twice.
+        """
         groups = self.kv_groups
         return None if groups is None else groups[0] * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def kv_read_bytes(self, context: float, bytes_per_value: int = 2, gpus: int = 1) -> float | None:
-        """Return bytes of keys and values that a token reads with so many before it, over all layers and GPUs; None if
-        what the layers keep is not known."""
+        """Return the bytes of keys and values that a token reads with `context` before it, over all GPUs."""
         seen = self._seen(context)
         return None if seen is None else seen * 2 * max(self.kv_heads, gpus) * self.head_size * bytes_per_value
 
     def attention_width(self, context: float) -> float:
-        """Query heads x head size x layers; a layer that slides counts with the share of the context that it sees."""
+        """Return query heads x head size x layers, with sliding layers weighted by the visible share of the context."""
         seen = self._seen(context) if self.windows else None
         return self.heads * self.head_size * (self.layers if seen is None else seen / context)
 
     def _seen(self, context: float) -> float | None:
-        """Return tokens that one token looks back at, in all layers together."""
         if self.windows is None:
             return None
         return sum(context if window is None else min(context, window) for window in self.windows)
 
     def indivisible(self, gpus: int) -> str | None:
-        """Return the reason why tensor parallelism cannot divide the model among so many GPUs; None if it can. Heads
-        and columns of the feed-forward layers are divided evenly; KV heads too, or each is held by equally many
-        GPUs."""
+        """Return why tensor parallelism cannot divide the model among these GPUs, or None if it can."""
         if self.heads % gpus or (self.feed_forward or gpus) % gpus:
             what = f"{self.heads} heads" if self.heads % gpus else f"feed-forward layers {self.feed_forward} wide"
             return f"{self.name} has {what}, which {gpus} GPUs cannot divide evenly"
@@ -235,9 +236,12 @@ def model_from_config(
     completed: Mapping[str, Any] | None = None,
     source: ModelSource = "catalogue",
 ) -> Model:
-    """Return the model of a Transformers `config.json`. parameters: if others have counted them. completed: what
-    Transformers reads in the entries that are not there. Raises BadUsage if a needed entry is missing, if it is what no
-    model can have, and for a model that is none of `Kind`."""
+    """Return the model of a Transformers `config.json`, or raise BadUsage if it is unusable or serves no `Kind`.
+
+    Args:
+        parameters: number of weights; None to count them.
+        completed: values that Transformers uses for missing entries.
+    """
     try:
         own = {**config, **(config.get("text_config") or {})}
         entries = {**own, **(completed or {})}
@@ -285,15 +289,18 @@ def model_from_config(
 
 
 def _positions_before(config: Mapping[str, Any]) -> int:
-    """Positions that no token has: those of a RoBERTa begin after that of its padding."""
+    """Return the positions that no token has: those of a RoBERTa begin after that of its padding."""
     pad = config.get("pad_token_id", 1)
     is_one = "roberta" in str(config.get("model_type")).lower() and type(pad) is int and 0 <= pad < MOST_PADDING
     return pad + 1 if is_one else 0
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Return the architecture that `config.json` names, or else, as vLLM has it, the one of its model_type. Raises
-    LookupError if it tells neither, ValueError if it tells something else."""
+    """Return the architecture that `config.json` names, or else, as in vLLM, that of its model_type.
+
+    Raises:
+        LookupError: if both are missing.
+    """
     if named := config.get("architectures"):
         if not isinstance(named, list | tuple) or not isinstance(named[0], str):
             raise ValueError(f"'architectures': {named!r:.40} are no names")
@@ -305,13 +312,11 @@ def architecture_of(config: Mapping[str, Any]) -> str:
 
 
 def _told(entries: Mapping[str, Any], word: str) -> Any:
-    """Return the entry of this usual name, or of an older one; None without any."""
+    """Return an entry by its usual or an older name, or None."""
     return next((value for each in (word, *OTHER_WORDS[word]) if (value := entries.get(each)) is not None), None)
 
 
 def _number(entries: Mapping[str, Any], word: str, otherwise: int | None = None) -> int:
-    """Return the number of this usual name. otherwise: what it is where it is not told. Raises LookupError without any,
-    and ValueError for what no model can have."""
     value = _told(entries, word)
     if value is None and otherwise is not None:
         return otherwise
@@ -321,7 +326,6 @@ def _number(entries: Mapping[str, Any], word: str, otherwise: int | None = None)
 
 
 def _number_if_any(entries: Mapping[str, Any], word: str) -> int:
-    """Return the number of this name, 0 where it is not told. Raises ValueError for what no model can have."""
     value = entries.get(word)
     return 0 if value is None else _within(word, value, MOST_IF_ANY[word])
 
@@ -334,14 +338,18 @@ def _within(word: str, value: Any, most: int, least: int = 0) -> int:
 
 
 def counted_weights(count: Any) -> int | None:
-    """Return a number of weights that others have counted; None if no model can have so many."""
     return count if type(count) is int and 0 < count <= MOST_WEIGHTS else None
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTraits:
-    """What the configurations of a family do not tell of a layer. norms: over the hidden width. bias: whether query,
-    key and value have one. head_norms: whether query and key are normalised, of each head or, as "whole", of all."""
+    """Properties of a layer that a model family's configurations do not contain.
+
+    Attributes:
+        norms: number over the hidden width.
+        bias: of query, key and value.
+        head_norms: of query and key, for "each" head or as a "whole".
+    """
 
     norms: int = 2
     bias: bool = False
@@ -361,11 +369,11 @@ COUNTED = {
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "attention_bias", "mlp_bias", "tie_word_embeddings"),
 }
-OF_ENCODERS = re.compile(  # further entries: tables that are counted, and what changes no weight
+OF_ENCODERS = re.compile(  # further entries: counted tables, and entries that change no weight
     r"type_vocab_size|id2label|label2id|layer_norm_eps|position_embedding_type|.*_dropout_prob|"
     r"gradient_checkpointing|is_decoder|add_cross_attention|sentence_transformers"
 )
-# Entries that change no weight. A configuration with any other is not counted here.
+# Entries that change no weight. A configuration with any other entry is not counted.
 WEIGHTLESS = re.compile(
     r"_.*|unsloth.*|.*_token_id|rope_.*|.*dropout|.*_pdrop|.*softcapping|.*_multiplier|logits_scaling|architectures|"
     r"model_type|torch_dtype|dtype|transformers_version|use_cache|initializer_range|hidden_act|hidden_activation|"
@@ -377,8 +385,7 @@ WEIGHTLESS = re.compile(
 
 
 def count_parameters(config: Mapping[str, Any]) -> int | None:
-    """Return the number of weights of a decoder of one of `FAMILIES` by arithmetic; None if it is of another, or has an
-    entry that is not known here."""
+    """Return the number of weights of a BERT or of a decoder of `FAMILIES`, or None for an unknown family or entry."""
     if config.get("model_type") == "bert" and config.get("architectures"):
         known = all(name in COUNTED or OF_ENCODERS.fullmatch(name) or WEIGHTLESS.fullmatch(name) for name in config)
         return _count_encoder(config) if known else None
@@ -399,9 +406,8 @@ def count_parameters(config: Mapping[str, Any]) -> int | None:
 
 
 def _count_encoder(config: Mapping[str, Any]) -> int | None:
-    """Return the weights of a BERT with the dense layer of its pooler, and with its head if it classifies (the
-    arithmetic gives the 33,360,000 that the makers of bge-small-en-v1.5 tell)."""
     hidden, inner = _number(config, "hidden_size"), _number_if_any(config, "intermediate_size")
+    # With the pooler, and a head if it classifies: bge-small-en-v1.5 gets the 33,360,000 weights that its makers state.
     tables = sum(int(config.get(name, 0)) for name in ("vocab_size", "max_position_embeddings", "type_vocab_size"))
     layer = 4 * hidden * (hidden + 1) + 2 * hidden * inner + inner + hidden + 4 * hidden
     classes = len(config.get("id2label") or (0, 1)) if SCORES.fullmatch(architecture_of(config)) else 0
@@ -464,7 +470,7 @@ def _quantization(told: Any) -> Quantization | None:
 
 
 def is_tied(config: Mapping[str, Any]) -> bool:
-    """Report whether the output layer is the embeddings, which `config.json` says only if that is unusual."""
+    """Return whether the output layer is the embeddings, which `config.json` says only if it is unusual."""
     usual = False
     with suppress(LookupError, ValueError):
         usual = AS_CONFIGURED.get(architecture_of(config), False)
@@ -472,8 +478,10 @@ def is_tied(config: Mapping[str, Any]) -> bool:
 
 
 def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tuple[int | None, ...] | None:
-    """Return the window of each layer, none of an encoder; None if a layer is no attention, or if nobody knows which
-    layers slide."""
+    """Return the window of each layer in tokens, None for all; empty for an encoder.
+
+    Returns None instead if it is unknown which layers slide.
+    """
     if ENCODERS.fullmatch(architecture):
         return ()
     if architecture not in AS_CONFIGURED:
@@ -485,7 +493,7 @@ def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tu
         from_layer = entries.get("max_window_layers")
         if window is None or (architecture in ALL_SLIDE and "sliding_window_pattern" not in entries):
             return (window,) * layers
-        if entries.get("use_sliding_window") and isinstance(from_layer, int):  # Qwen: those from there on
+        if entries.get("use_sliding_window") and isinstance(from_layer, int):  # Qwen: layers from there on slide
             return tuple(window if layer >= from_layer else None for layer in range(layers))
         return None
     if len(kinds) != layers or not set(kinds) <= KINDS.keys() or (window is None and any(KINDS[k] for k in kinds)):
@@ -493,7 +501,7 @@ def windows_of(entries: Mapping[str, Any], layers: int, architecture: str) -> tu
     return tuple(window if KINDS[kind] else None for kind in kinds)
 
 
-OF_MONTH = date(2026, 11, 1)  # when makers were last asked for newer small models
+OF_MONTH = date(2026, 11, 1)  # of the last search for newer small models
 MODELS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "models.json").read_text("utf-8"))
 CATALOGUE: dict[str, Model] = {
     name: model_from_config(name, model["config"], model["parameters"], model.get("active"))
@@ -508,12 +516,10 @@ def short_name(model: str) -> str:
 
 
 def catalogue_name(model: str) -> str | None:
-    """Return the name under which the catalogue has `model`, or None: a folder may be called as it likes."""
     return KNOWN_AS.get(model.lower())
 
 
 def hub_name(model: str) -> str:
-    """Return the name to load real weights by: the Hub's, of a catalogue model; any other name, such as a folder, as it
-    is."""
+    """Return the name that loads real weights: the Hub's for a catalogue model, else the given one."""
     name = catalogue_name(model)
     return str(MODELS[name].get("hub", name)) if name else model

@@ -1,4 +1,4 @@
-"""Text of others, which a terminal shall show and not obey, and which keeps no secret."""
+"""Functions that escape control characters in text of others, and hide secrets."""
 
 import html
 import json
@@ -10,11 +10,15 @@ from typing import Any
 from unicodedata import category
 
 LAYOUT = "\n\t"  # of messages with several lines
-HARMFUL = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control characters, those that turn the direction of text, lone surrogates
+HARMFUL = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # controls, changes of text direction, lone surrogates, separators of lines
 
 
 def printable(text: str, layout: str = LAYOUT) -> str:
-    """The text with each control character written out, ESC as `\\x1b`. layout: those that stay."""
+    """Return the text with each control character escaped, ESC as `\\x1b`.
+
+    Args:
+        layout: control characters that stay.
+    """
     if text.isprintable():
         return text
     return "".join(
@@ -24,7 +28,7 @@ def printable(text: str, layout: str = LAYOUT) -> str:
 
 
 def printable_value(value: Any, layout: str = LAYOUT) -> Any:
-    """Return a value of JSON with each of its texts, and each name of a field, as `printable` has it."""
+    """Return a JSON value with `printable` applied to all texts and names."""
     match value:
         case str():
             return printable(value, layout)
@@ -36,17 +40,16 @@ def printable_value(value: Any, layout: str = LAYOUT) -> Any:
 
 
 HIDDEN = "[hidden]"
-SHORTEST = 4  # shorter ones are no secrets, and parts of any sentence
+SHORTEST = 4  # characters: shorter texts are not secrets, and occur in any sentence
 
 
 def hidden(text: str, secrets: Iterable[str]) -> str:
-    """Return the text without these secrets, plain or as a server may encode them: in a URL, in HTML, JSON, hex and
-    base64."""
+    """Return the text without these secrets, plain or encoded for a URL, HTML, JSON, hex or base64."""
     for secret in (each for each in secrets if len(each) >= SHORTEST):
         raw = secret.encode("utf-8", "replace")
         forms = ["".join(map(_spellings, secret)), "[ :]?".join(f"{byte:02x}" for byte in raw)]
         for encode, before in product((b64encode, urlsafe_b64encode), range(3)):
-            # Bytes may stand before it, of which some share its first digit, as others share its last.
+            # Other bytes before and after the secret may share its first and last digits.
             digits = encode(b"\0" * before + raw).decode().rstrip("=")
             last = len(digits) - 1 if (before + len(raw)) % 3 else len(digits)
             if len(own := digits[(0, 2, 3)[before] : last]) >= SHORTEST:
@@ -56,7 +59,7 @@ def hidden(text: str, secrets: Iterable[str]) -> str:
 
 
 def _spellings(character: str) -> str:
-    """Return a pattern of one character: itself, or as HTML, JSON or a URL has it: a server may write only some so."""
+    """Return a pattern of one character, plain or escaped, because a server may escape only some."""
     in_url = "".join(f"%{byte:02x}" for byte in character.encode("utf-8", "replace"))
     number = ord(character)
     forms = {character, in_url, html.escape(character), json.dumps(character)[1:-1], f"\\u{number:04x}"}

@@ -1,4 +1,4 @@
-"""Facts of a measurement, with its environment: raw, self-contained, never averages only."""
+"""Records of measurements: raw and self-contained, never only averages."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from pytest_slmserve.schema.errors import Caches, Sharing, Side
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadReference, short_hash
 
 SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
-# Two records may be compared, or one reused for the other, only where these agree. `host` is not among them: launches
-# on two hosts of one kind differ by a few per cent, so a report names the hosts instead.
+# Measurements can be compared or reused only if these fields match. `host` is not included: launches on two hosts of
+# one kind differ by a few percent, so a report names the hosts instead.
 MUST_MATCH = ("platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "cpu", "cores")
-OF_AN_ENDPOINT = ("host", "url")  # of which they must agree too: 127.0.0.1 is another server on each host
+OF_AN_ENDPOINT = ("host", "url")  # must match, too: 127.0.0.1 is another server on each host
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPeaks:
-    """Peak rates of one GPU as the user gave them: dense TFLOP/s, and GB/s of its memory."""
+    """Peak rates of one GPU as given by the user: dense TFLOP/s, and GB/s of its memory."""
 
     tflops: float
     gbps: float
 
 
-@dataclass(frozen=True)  # no slots, as of a workload
+@dataclass(frozen=True)  # no slots, because cached_property needs __dict__
 class Environment:
-    """The device, versions and host of a measurement. Every field may be None: not measured."""
+    """Device, versions and host of a measurement; None means unknown."""
 
     platform: str | None = None
     gpu_name: str | None = None
@@ -44,16 +44,16 @@ class Environment:
     operating_system: str | None = None
     cpu: str | None = None
     cores: int | None = None
-    host: str | None = None  # a hash: equal on one boot of one host
+    host: str | None = None  # hash of the host and its boot
     git_commit: str | None = None
     pytest_slmserve: str | None = None
-    url: str | None = None  # of an endpoint; all else is then of the host that its client runs on
+    url: str | None = None  # of an endpoint; the other fields then describe the client's host
     gpu_peaks: GpuPeaks | None = None
-    of_gpus: int | None = None  # whose parts `cores` are; None: the cores were not divided among GPUs
+    of_gpus: int | None = None  # number of GPUs that have these `cores`; None: cores are not divided among GPUs
 
     @property
     def kind(self) -> dict[str, Any]:
-        """Values by field of all that has to match if measurements are compared."""
+        """Fields that must match in a comparison."""
         names = (*MUST_MATCH, *OF_AN_ENDPOINT) if self.platform == "remote" else MUST_MATCH
         return {name: getattr(self, name) for name in names}
 
@@ -63,7 +63,7 @@ class Environment:
 
     @property
     def title(self) -> str:
-        """The device as people read it: name of the GPU, CPU and cores, or URL."""
+        """Name of the GPU, the CPU with its cores, or the URL."""
         match self.platform:
             case "simulated":
                 return f"a {SIMULATED}"
@@ -76,30 +76,29 @@ class Environment:
 
     @property
     def mode(self) -> str:
-        """The option of pytest that measures in such a place."""
+        """Option of pytest that measures on this platform."""
         modes: dict[str | None, str] = {"cuda": "--slm-gpu", "cpu": "--slm-cpu", "simulated": "--slm-simulate"}
         return modes.get(self.platform, f"--slm-endpoint={self.url}")
 
     @cached_property
     def per_gpu_key(self) -> str:
-        """Equal if engines have as many cores for each of their GPUs, and the cores are divided among these."""
+        """Key that ignores the number of GPUs, if the cores are divided among them."""
         return self.on(1).key
 
     def on(self, gpus: int) -> Environment:
-        """Return the environment of an engine on so many GPUs: with the cores of all of them, where each has a part."""
+        """Return the environment of an engine on `gpus` GPUs, with the cores of all of them."""
         if not (self.of_gpus and self.cores):
             return self
         return replace(self, cores=self.cores // self.of_gpus * gpus, of_gpus=gpus)
 
     def of(self, spec: EngineSpec) -> Environment:
-        """Return the environment of `spec` on this host: with its URL, if it is an endpoint."""
         return replace(self, url=spec.url) if spec.url else self
 
 
 def differences(
     one: Mapping[str, Any], other: Mapping[str, Any], sides: tuple[str, str] = ("there", "here")
 ) -> list[str]:
-    """Clauses on what two sets of facts differ in, such as "driver 570.1 there, 580.2 here"."""
+    """Return a clause for each difference, such as "driver 570.1 there, 580.2 here"."""
     clauses = []
     for name in dict.fromkeys([*one, *other]):
         values = [facts.get(name, "not set") for facts in (one, other)]
@@ -117,7 +116,7 @@ def release(version: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a run. phase: "ramp", "settle", "window" or "over"."""
+    """Progress of a run in the phase "ramp", "settle", "window" or "over"."""
 
     phase: str
     elapsed_s: float
@@ -128,7 +127,11 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Settings that the engine made of its specification. weight_bytes: on all of its GPUs together."""
+    """Settings that the engine derived from its specification.
+
+    Attributes:
+        weight_bytes: bytes on all of its GPUs.
+    """
 
     kv_blocks: int | None = None
     block_size: int | None = None
@@ -144,22 +147,24 @@ class Resolved:
     async_scheduling: bool | None = None
     dtype: str | None = None
     event_loop: str | None = None  # of the front end
-    model_runner: str | None = None  # the module of vLLM's that runs the model
+    model_runner: str | None = None  # vLLM's module that runs the model
     cudagraph_mode: str | None = None
-    transformers: str | None = None  # its version, where it is the engine
-    compile_s: float | None = None  # of its start, as vLLM counts it: with warm caches what it takes to read them
-    ready_s: float | None = None  # from its process's start until it takes requests, less what it waited for its turn
-    # Seconds of `ready_s` by `analysis.gate.diagnosis.STAGES`, in the first of its processes; empty if nobody told.
+    transformers: str | None = None  # version, if it is the engine
+    compile_s: float | None = None  # compile time at start-up as vLLM reports it; with warm caches time to read them
+    ready_s: float | None = None  # from the start of its process until it accepts requests, without waits for its turn
+    # Seconds of `ready_s` by `analysis.gate.diagnosis.STAGES`, in the first of its processes; empty if not reported.
     stages: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """One row per request, in the order sent. Seconds since the run began; None where it never came so far.
+    """Table with one row per request, in the order sent; times in seconds since the run began, None if not reached.
 
-    request: index into the workload. admitted_s: when the scheduler first ran it. finished: False if the run ended
-    before the request did (it is then cut off, with the tokens it had); failures are counted in Run.failures.
-    cached_tokens: of the prompt, those that a cache of prefixes served; empty where nobody counts them.
+    Attributes:
+        request: index into the workload.
+        admitted_s: when the scheduler first ran it.
+        finished: False if the run ended before the request; failed requests have no row.
+        cached_tokens: prompt tokens from a prefix cache; empty if not counted.
     """
 
     request: Sequence[int]
@@ -178,10 +183,12 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """One row per request that failed, in the order sent. Seconds since the run began.
+    """Table with one row per failed request, as `Samples`.
 
-    request: index into the workload. sent_s: of one that got no connection, when it would have been sent. ended_s: when
-    it had failed. kind: how, in a word or two. scheduled_s: when each was to be sent; None without a schedule.
+    Attributes:
+        sent_s: without a connection, when it would have been sent.
+        kind: reason in a word or two.
+        scheduled_s: due times; None without a schedule.
     """
 
     request: tuple[int, ...]
@@ -196,11 +203,15 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """One row per engine step, as vLLM's stat logger saw it; None where a release does not report a field. `running` is
-    counted after finished requests have left. The batch is `new_tokens` less `accepted`.
+    """Table with one row per engine step, from vLLM's stat logger; None if a release does not report a field.
 
-    drafts, accepted: with speculative decoding the sequences whose draft was checked, and the tokens that drafts added
-    to the one that each sequence gets anyway; both empty where nothing was drafted, or nobody counts."""
+    The batch of a step is `new_tokens` minus `accepted`.
+
+    Attributes:
+        running: requests after finished ones have left.
+        drafts: sequences whose draft was checked; empty without drafts, or if not counted.
+        accepted: tokens from drafts, beyond the one that each sequence gets anyway.
+    """
 
     time_s: Sequence[float]
     running: Sequence[int | None]
@@ -218,11 +229,15 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """Readings of the sensors during a run, one row per reading, in the order taken. None is "not known".
+    """Table with one row per reading of the sensors; None means unknown.
 
-    sources: who answered. time_s: seconds since the run began. span_s: time before a reading that its ratios are means
-    over. columns: by number (`pytest_slmserve.schema.sensors`), SI units and ratios of 1. missing: why values are None,
-    and how many. notes: what failed. gpus: of several GPUs the columns of each; `columns` then has those of the host.
+    Attributes:
+        sources: sources that answered.
+        time_s: seconds since the run began.
+        span_s: seconds over which ratios are means.
+        columns: values by number of the sensor (`pytest_slmserve.schema.sensors`).
+        missing: number of missing values by reason.
+        gpus: columns of each of several GPUs; `columns` then has those of the host.
     """
 
     sources: tuple[str, ...]
@@ -240,18 +255,23 @@ class Telemetry:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Measurements of the tokens by the client of a server, beside each request's first and last.
+    """Measurements of tokens by the client of a server, in addition to the first and last of each request.
 
-    tokens: received in successive spans of `bin_s` from `begins_s` on, since the run began. gaps: a histogram of the
-    times between successive pieces of a request that lie in the window; `counts` has at i those from
-    least_s * growth**i on, at -1 those below; `sum_s` is their sum. step_gaps: the same of the window of each step of a
-    ramp. tokens_per_chunk: by the server's count. scheduled_s: when each request was to be sent, in the order of the
-    samples; None without a schedule. unsent_s: when those were to be sent that were not, since the load was given up.
-    waited_s: of a job that is held back, how long each request had been there when it was to be sent; ascending. cpu_s:
-    of the client. stamp_uncertainty_s: by how much stamps can be too late, in the mean over all pieces and at most:
-    chunks that came since the client looked last have one stamp, that of the last of them. refused: what a server that
-    is not ours refused of what we ask for. salt: ids that no other load's prompts have (`engines/endpoint.py`), if any.
-    cache_lookups: prompt tokens that the server looked up in its cache of prefixes, and found there, whoever asked.
+    Attributes:
+        tokens: received in successive spans of `bin_s` from `begins_s` on, in seconds since the run began.
+        gaps: histogram of the times between pieces of a request in the window. `counts` has at i the gaps from least_s
+            * growth**i on, and at -1 smaller ones; `sum_s` is their sum.
+        tokens_per_chunk: by the server's count.
+        scheduled_s: due time of each request, in the order of the samples; None without a schedule.
+        cpu_s: CPU time of the client.
+        stamp_uncertainty_s: mean and largest delay of timestamps: chunks that arrive between two reads share the time
+            of the last one.
+        refused: fields of requests that the server refused.
+        salt: token IDs that no other load's prompts have (`engines/endpoint.py`).
+        cache_lookups: prompt tokens that the server looked up in its prefix cache, and found, for all clients.
+        step_gaps: `gaps` of each step of a ramp.
+        unsent_s: due times of requests that were not sent, because the load was given up.
+        waited_s: how long a limit of concurrency held requests back; ascending.
     """
 
     bin_s: float
@@ -270,16 +290,22 @@ class Stream:
     waited_s: tuple[float, ...] = ()
 
 
-FIGURE = "figure"  # begins the names of derived results that stay in memory when the columns do not
+FIGURE = "figure"  # prefix of the names of derived results that stay in memory without the columns
 COLUMNS = ("samples", "steps", "telemetry", "stream", "failed")
 
 
-@dataclass(frozen=True)  # no slots: columns of a stored one can leave the memory
+@dataclass(frozen=True)  # no slots, because columns of a stored run can leave the memory
 class Run:
-    """Results of one load on one engine. window_s: from and to, in seconds since the run began. began_s: that beginning
-    by the host's monotonic clock; None for an engine with a clock of its own. steps: none if a server does not report
-    them. failures: number of failed requests, of which the samples have no row. failed: their own rows, if it was noted
-    when each was sent. derived: results computed from the run, by name and arguments (`analysis/estimates.py`)."""
+    """Results of one load on one engine.
+
+    Attributes:
+        steps: empty if not reported.
+        window_s: beginning and end, in seconds since the run began.
+        failures: number of failed requests, which have no row in the samples.
+        began_s: by the host's monotonic clock; None for an engine with a clock of its own.
+        failed: rows of failed requests, if known.
+        derived: computed results (`analysis/estimates.py`).
+    """
 
     samples: Samples
     steps: Steps
@@ -295,7 +321,7 @@ class Run:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """A column that is not in memory, from where it is kept (`archive/shelf.py`)."""
+            """Return a column that is not in memory from `archive/shelf.py`."""
             if name not in COLUMNS or "kept" not in vars(self):
                 raise AttributeError(f"a run has no {name!r}")
             return getattr(vars(self)["kept"].columns_of(self), name)
@@ -303,9 +329,12 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One engine's part in a run of several on one device, or of one (count 1) that they are compared with, which is no
-    point of a sweep. group: the same in all records of one run. set: hash of all engines, how they share the device,
-    and of all loads and workloads."""
+    """Part of one engine in a run of several on one device; a `count` of 1 is the single engine for comparison.
+
+    Attributes:
+        group: the same in all records of one run.
+        set: hash of all engines, loads and workloads, and of the way of sharing.
+    """
 
     group: str
     index: int
@@ -316,20 +345,28 @@ class Replica:
     thread_percentage: int | None = None
 
     def key(self, alone: str) -> str:
-        """Return the key of this engine's measurement. alone: that without regard to the engines beside it."""
+        """Return the key of this engine's measurement, from `alone`, its key without other engines."""
         return short_hash([alone, self.set, self.index])
 
 
 @dataclass(frozen=True, slots=True)
 class GateLaunch:
-    """A launch's part in a gate: its side, in which pair (from 1), and whether it came second in it. outputs: greedy
-    tokens of its first requests, if they were asked for. scores: with real weights the mean log probability, in nats,
-    of the first baseline's tokens of each. caches: "warm" if compiled code was there when it started. window: of a gate
-    whose sides live on one GPU at once, the number of this window at its load in this launch, from 1; both sides have
-    one of each number. busy_s: seconds of it in which a kernel ran, counted between idle moments. sleep_s, wake_s: of a
-    gate of the start, seconds of each time that the engine was put to sleep and woken."""
+    """Part of one engine launch in a gate.
 
-    gate: str  # the same in all records of one
+    Attributes:
+        gate: the same in all records of one gate.
+        pair: number from 1.
+        second: this launch was the second of the pair.
+        outputs: greedy tokens of its first requests, if recorded.
+        scores: with real weights, mean log probability in nats of the first baseline's tokens, by request.
+        caches: "warm" if compiled code was there.
+        window: with both sides on one GPU, number from 1 of this window at its load, which both sides have.
+        busy_s: seconds of the window with a running kernel, between idle moments.
+        sleep_s: of a gate of start-up, seconds of each time that the engine was put to sleep.
+        wake_s: seconds of each time that it was woken.
+    """
+
+    gate: str
     pair: int
     side: Side
     second: bool
@@ -342,10 +379,17 @@ class GateLaunch:
     wake_s: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)  # no slots, as of a workload
+@dataclass(frozen=True)  # no slots, because cached_property needs __dict__
 class Measurement:
-    """A run with all that is needed to judge it later, on another machine, by another rule. neighbours: engines of the
-    same run that worked on other GPUs of the host when this began or ended, whichever were more."""
+    """One measurement with all data needed to evaluate it later, on another host or by another rule.
+
+    Attributes:
+        launch: ID of the engine launch.
+        measured_at: ISO 8601, UTC.
+        replica: None if the engine had its device to itself.
+        paired: only of a gate.
+        neighbours: engines of the same run on other GPUs of the host, at begin or end, whichever were more.
+    """
 
     spec: EngineSpec
     resolved: Resolved
@@ -353,15 +397,15 @@ class Measurement:
     workload: WorkloadReference
     load: Load
     run: Run
-    launch: str  # one start of one engine
-    measured_at: str  # ISO 8601, UTC
-    replica: Replica | None = None  # None: an engine that had its device to itself
-    paired: GateLaunch | None = None  # of a gate
+    launch: str
+    measured_at: str
+    replica: Replica | None = None
+    paired: GateLaunch | None = None
     neighbours: int = 0
 
     @property
     def alone(self) -> bool:
-        """Whether the engine had the device to itself."""
+        """True if the engine had the device to itself."""
         return self.replica is None or self.replica.count == 1
 
     @cached_property
@@ -374,37 +418,35 @@ class Measurement:
         return short_hash([self.key, self.launch, self.measured_at])
 
 
-# One repeat of a case: what its engines did at the same time, in their order. One engine alone is a group of one.
+# One repeat of a case: the measurements that its engines made at the same time. A single engine is a group of one.
 ReplicaGroup = tuple[Measurement, ...]
 
 
 def hosts_of(measurements: Iterable[Measurement]) -> set[str | None]:
-    """Boots of hosts that made the measurements; None among them where one does not tell."""
     return {m.environment.host for m in measurements}
 
 
 def moment(text: str) -> datetime:
-    """Return a time in ISO 8601, of UTC where it does not say. Raises ValueError."""
+    """Return a time in ISO 8601, in UTC by default."""
     found = datetime.fromisoformat(text)
     return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def replica_set(spec: ReplicaSpec, workload_hashes: Sequence[str], loads: Sequence[Load]) -> str:
-    """Hash of several engines on one device with their workloads and loads: all that can change their measurement."""
     return short_hash([spec.key, list(workload_hashes), [specs.load_facts(load) for load in loads]])
 
 
 def measurement_key(spec: EngineSpec, workload_hash: str, load: Load, environment: Environment) -> str:
-    """Hash of all that can change a measurement: a stored measurement of the same key stands for a new one."""
+    """Return a hash of everything that can change a measurement: a stored one with this key replaces a new one."""
     return short_hash([spec.key, workload_hash, specs.load_facts(load), environment.key])
 
 
 def known_fields(cls: type, facts: dict[str, Any]) -> dict[str, Any]:
-    """Entries of `facts` that `cls` has a field for: a later minor release may have added some."""
+    """Return the entries that are fields of `cls`; a later minor release may have others."""
     names = {field.name for field in fields(cls)}
     return {name: value for name, value in facts.items() if name in names}
 
 
 def series_key(spec: EngineSpec, workload_hash: str, load: ClosedLoop, environment: Environment) -> str:
-    """Hash of all that makes the key of a measurement except the concurrency: points of one curve have the same."""
+    """Return the key of a measurement without its concurrency, the same for all points of a curve."""
     return measurement_key(spec, workload_hash, replace(load, concurrency=1), environment)

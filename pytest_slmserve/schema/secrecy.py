@@ -1,9 +1,8 @@
-"""Scanner for secrets: every text passes it on its way into records, which others may read; and what processes of ours
-inherit, which is no secret.
+"""Scanner for secrets, and the environment variables that our processes inherit.
 
-The lists are our own. Of the 43 secrets that were once taken into records, the named detectors of detect-secrets 1.5
-(the newest, of May 2024) find 10, and it would bring requests, PyYAML and four packages more into every installation.
-So the tests have it instead: what its detectors find by how a key looks is found here.
+Every text passes the scanner before it enters a record. The lists are our own: of the 43 secrets that once entered
+records, the named detectors of detect-secrets 1.5 (the newest, of May 2024) find 10, and it needs requests, PyYAML and
+four more packages. Only the tests use it: this scanner finds every key that it knows by form.
 """
 
 import json
@@ -16,25 +15,25 @@ from urllib.parse import unquote
 
 from pytest_slmserve.schema.errors import json_value
 
-# Names, by their words: `X-API-Key`, `apiKey` and `OPENAI_KEY_1` end with key.
+# Names, divided into words: `X-API-Key`, `apiKey` and `OPENAI_KEY_1` end with key.
 
 WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-# Last words of names that hold a secret; of a URL's parameters also those of its visit.
+# Last words of names of secrets; in a URL also those of a session.
 LAST = re.compile(
     r"\w*(key|token|secret|password|passwd|passphrase|credential|signature|bearer|authorization)"
     r"|\w*(api|access|auth|private|secret)(keys|tokens)|auth|oauth|basicauth|pass|pwd|pw|sig|pat|cookies?|webhooks?|jwt"
 )
 OF_A_VISIT = re.compile(r"session|sessionid|sid")
 ANYWHERE = re.compile(r"\w*(secret|password|passwd|passphrase|credential)s?")
-PLURAL = re.compile(r"keys|tokens")  # but `max_tokens` is none
+PLURAL = re.compile(r"keys|tokens")  # but `max_tokens` is not a secret
 PLURAL_OF = {"access", "api", "auth", "bearer", "csrf", "oauth", "private", "refresh", "secret", "session", "signing"}
-# Words behind it that change nothing: TOKEN_V2, SECRET_KEY_BASE, PASSWORD_HASH, auth_header, SLACK_WEBHOOK_URL.
+# Words after the last word that are ignored: TOKEN_V2, SECRET_KEY_BASE, PASSWORD_HASH, auth_header, SLACK_WEBHOOK_URL.
 ADDED = re.compile(
     r"\w|\d+|base|hash|headers?|string|str|text|hex|raw|old|new|current|prod|production|dev|staging|primary|secondary"
     r"|url|uri"
 )
 PLACES = {"file", "path", "dir", "folder", "name", "enabled", "required", "timeout", "length", "len"}
-# Words before it that make it another thing: `eos_token` is text, `bytes_per_token` a number, `sort_key` a column.
+# Words before it that change the meaning: `eos_token` is text, `bytes_per_token` a number, `sort_key` a column.
 NO_TOKEN_OF = re.compile(
     "bos|eos|pad|unk|sep|cls|mask|stop|start|end|begin|image|video|audio|special|per|first|last|next|each|draft|target"
     "|prompt|output|input|max|min|num|prefix|suffix|think|thinking|tool|implicit|to|by|of|single|query|decoder|encoder"
@@ -43,7 +42,7 @@ NO_KEY_OF = re.compile("sort|partition|cache|lookup|dict|foreign|row|column|hash
 
 
 def is_secret_name(name: str, of_url: bool = False) -> bool:
-    """Tell whether a variable, an argument, a field or a parameter of this name holds a secret. of_url: of a URL."""
+    """Return whether a variable, argument, field or (`of_url`) parameter of this name holds a secret."""
     words = [word.lower() for word in WORD.findall(name)]
     if len(words) > 1 and words[-1] in PLACES:
         return False
@@ -52,7 +51,7 @@ def is_secret_name(name: str, of_url: bool = False) -> bool:
     while len(words) > 1 and ADDED.fullmatch(words[-1]):
         words.pop()
     last, before = words[-1] if words else "", words[-2] if len(words) > 1 else ""
-    if last == "code":  # of OAuth; but `trust_remote_code` is none
+    if last == "code":  # of OAuth, unlike `trust_remote_code`
         return before in ("", "auth", "authorization", "oauth")
     if PLURAL.fullmatch(last):
         return before in PLURAL_OF
@@ -61,9 +60,9 @@ def is_secret_name(name: str, of_url: bool = False) -> bool:
     return bool(LAST.fullmatch(last) or (of_url and OF_A_VISIT.fullmatch(last)))
 
 
-# Values, by how keys begin that somebody has issued.
+# Values, by the prefixes of issued keys.
 
-ODD = r"(?=[\w-]*(?:[A-Za-z]\d|\d[A-Za-z]))"  # a digit beside a letter, as words and their versions rarely have it
+ODD = r"(?=[\w-]*(?:[A-Za-z]\d|\d[A-Za-z]))"  # a digit next to a letter, which is rare in words and their versions
 ALONE = "(?<![A-Za-z0-9])"
 VALUE = re.compile(
     rf"""
@@ -91,16 +90,19 @@ PAIR = re.compile(
     re.IGNORECASE,
 )
 FLAG = re.compile(r"(?<![\w-])--([A-Za-z][\w-]*+)\s+(?=[^\s-])")
-EXPORTED = "Export it before you start pytest: engines with real weights inherit HF_TOKEN."  # in place of typing it
+EXPORTED = "Export it before you start pytest: engines with real weights inherit HF_TOKEN."
 WITH_A_KEY = "Set SLM_ENDPOINT_KEY=... in the environment."
 NAME = re.compile(r"\b([A-Za-z]\w{,40})=")
-UNREAD = 4  # how often a text may have been encoded for a URL
+UNREAD = 4  # how many times a text may have been encoded for a URL
 
 
 @lru_cache(maxsize=1024)
 def secret_in(text: str, named: bool = True) -> str:
-    """Return words on what seems to be a secret in this text, for an error that must not repeat it; "" if nothing does.
-    named: also values that only their name tells."""
+    """Return words on a likely secret in this text, or "", for an error that must not repeat it.
+
+    Args:
+        named: include values that only their name identifies.
+    """
     for form in _forms(text):
         if value := VALUE.search(form):
             place = (NAME.findall(form[: value.start()]) or [""])[-1]
@@ -113,7 +115,7 @@ def secret_in(text: str, named: bool = True) -> str:
 
 
 def _forms(text: str) -> list[str]:
-    """Return the text as it is, and what it means where JSON, or a URL, has encoded it, however often."""
+    """Return the text as it is and decoded, as often as JSON or a URL has encoded it."""
     forms = [text]
     while len(forms) <= UNREAD:
         form = forms[-1]
@@ -128,7 +130,7 @@ def _forms(text: str) -> list[str]:
 
 
 def _first(names: Iterable[str], of_url: bool = False) -> str:
-    """Return the first name of a secret; one that may itself be a secret is not told."""
+    """Return the first name of a secret, or "..." if the name itself may be a secret."""
     name = next((name for name in names if is_secret_name(name, of_url)), "")
     return name if len(name) <= 40 and not seems_drawn(name) else "..."[: len(name)]
 
@@ -143,7 +145,7 @@ KIND = re.compile(r"[A-Z]+|[a-z]+|\d+")
 
 
 def unquoted(url: str) -> str:
-    """Return the text that a URL means, however often it was encoded."""
+    """Return a URL without percent-encoding, also if it was encoded several times."""
     for _ in range(UNREAD):
         if (plain := unquote(url)) == url:
             break
@@ -152,7 +154,7 @@ def unquoted(url: str) -> str:
 
 
 def secret_in_url(url: str) -> str:
-    """Place where a URL has a secret: a parameter, or anywhere; "" if it has none."""
+    """Return the place of a secret in a URL, or ""."""
     plain = unquoted(url)
     names = (query or path for query, path in PARAMETER.findall(plain))
     if VALUE.search(url) or VALUE.search(plain):
@@ -162,8 +164,7 @@ def secret_in_url(url: str) -> str:
 
 
 def seems_drawn(path: str) -> bool:
-    """Tell whether a path, with its query, has a part that seems to be drawn by chance: long, without words or dashes.
-    A version, a commit and a UUID are none."""
+    """Return whether a path with its query has a part that seems random, except versions, commits and UUIDs."""
     plain = PLAIN_PARAMETER.sub("", unquoted(path))
     runs = (run for run in RUN.findall(plain) if sum(map(str.isdigit, run)) >= 4)
     return any(runs) or any(_is_mixed(part) for part in DRAWN.findall(plain))
@@ -174,10 +175,10 @@ def _is_mixed(part: str) -> bool:
     return len(set(kinds)) == 3 and sum(a != b for a, b in pairwise(kinds)) >= 10
 
 
-# Processes of ours
+# Our processes
 
-# Variables of the user and the system; of compilers; of the network; and all of the interpreter, of GPUs and how they
-# are spoken to, of thread pools, and of vLLM with what it is made of.
+# Variables of the user and the system, of compilers and of the network; and all variables of the interpreter, of GPUs
+# and their communication, of thread pools, and of vLLM with its dependencies.
 PASSED_ON = re.compile(
     r"""
     PATH | HOME | USER | LOGNAME | SHELL | TERM | TZ | LANG | LANGUAGE | LC_\w+ | TMPDIR | TEMP | TMP | XDG_\w+
@@ -191,12 +192,15 @@ PASSED_ON = re.compile(
     """,
     re.VERBOSE,
 )
-OF_THE_HUB = ("HF_", "HUGGINGFACE_", "HUGGING_FACE_")  # a token of it is a secret that real weights may need
+OF_THE_HUB = ("HF_", "HUGGINGFACE_", "HUGGING_FACE_")  # real weights may need a token of the Hub
 
 
 def passed_on(inherited: Mapping[str, str], *, hub: bool = False) -> dict[str, str]:
-    """Return the part of our environment that a process of ours inherits, which imports nothing from the folder it
-    works in. hub: with a token of the Hugging Face Hub, if there is one."""
+    """Return the environment of our processes: known variables without secrets, and no imports from the working folder.
+
+    Args:
+        hub: include a token of the Hugging Face Hub.
+    """
     known = ((name, value) for name, value in inherited.items() if PASSED_ON.fullmatch(name))
     found = {name: v for name, v in known if not is_secret_name(name) or (hub and name.startswith(OF_THE_HUB))}
     return found | {"PYTHONSAFEPATH": "1"}

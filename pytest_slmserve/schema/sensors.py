@@ -1,7 +1,6 @@
-"""Quantities that sensors report, by number. NVIDIA's DCGM numbers its fields; a quantity that has no such field has a
-number of ours.
+"""Quantities that sensors report, by the number of NVIDIA's DCGM field, or else a number of ours.
 
-Names of DCGM's fields change between releases (4.6 renamed most), numbers do not: everything here is keyed by them.
+Names of DCGM's fields change between releases (4.6 renamed most), but numbers do not.
 """
 
 from dataclasses import dataclass
@@ -11,9 +10,11 @@ OURS = 9000  # DCGM's numbers end far below
 
 @dataclass(frozen=True, slots=True)
 class Sensor:
-    """One quantity, in SI units and ratios of 1. names: DCGM's, the old one and that of 4.6 where it differs; or ours.
+    """Quantity in SI units and ratios of 1.
 
-    resolution: what a stored value is a whole multiple of.
+    Attributes:
+        names: DCGM's name, and that of 4.6 if it differs; or ours.
+        resolution: stored values are multiples of it.
     """
 
     names: tuple[str, ...]
@@ -30,7 +31,7 @@ GPU_PROCESSES, FOREIGN_PROCESSES = 9001, 9002
 OWN_CORES, OWN_MEMORY, HOST_CORES, STOLEN_CORES = 9011, 9012, 9013, 9014
 CPU_PRESSURE, MEMORY_PRESSURE, CPU_THROTTLED = 9015, 9016, 9017
 PROBE, PROBE_CPU = 9018, 9019
-SPEED_PROBE = "host-speed probe"  # how the name of its source begins in a record
+SPEED_PROBE = "host-speed probe"  # prefix of the name of its source in a record
 
 PROFILED = (ENGINE_ACTIVE, SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE)  # what DCGM calls PROF
 
@@ -76,12 +77,11 @@ SENSORS: dict[int, Sensor] = {
 
 
 def per_unit(number: int) -> float:
-    """Steps of a sensor's resolution in its unit; of a sensor that only another release knows, a million."""
+    """Return the steps of a sensor's resolution in its unit; a million for a sensor that only another release has."""
     resolution = SENSORS[number].resolution if number in SENSORS else 1e-6
-    return 1 / resolution if resolution >= 1 else round(1 / resolution)  # a whole number keeps 0.15 what it is
+    return 1 / resolution if resolution >= 1 else round(1 / resolution)  # a whole number, so that 0.15 stays 0.15
 
 
 def rounded(number: int, value: float | None) -> float | None:
-    """Return the value rounded to the sensor's resolution, as archives keep it: a report then prints what the run
-    did."""
+    """Return the value rounded to the sensor's resolution, as in results files, so that both print the same."""
     return None if value is None else round(value * per_unit(number)) / per_unit(number)

