@@ -1,7 +1,7 @@
 """Hooks of every run of pytest: options, fixtures, and the skip of tests that measure if no mode was chosen.
 
-pytest imports this module in every project that has it installed, so heavy modules are imported only if a mode such as
-`--slm-gpu` asks for a session. `session_hooks` has the hooks of such a run.
+pytest imports this module in every project, so heavy modules are imported only if a mode such as `--slm-gpu` is chosen.
+`session_hooks` has the hooks of such a run.
 """
 
 import os

@@ -122,11 +122,7 @@ def words_of(item: Any) -> dict[str, Any]:
 
 
 def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
-    """Return the engine that a marker describes.
-
-    Raises:
-        BadUsage: if it is impossible.
-    """
+    """Return the engine that a marker describes. Raise BadUsage if it is impossible."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
     options = planning.engine_options(words, session.options.engine_arg)
@@ -262,10 +258,7 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
     """Return the parameters of a fixture: cases, or for `slm_gate` models with endpoints, and for `slm_model` models.
 
     Without a gate, the only parameter of `slm_gate` is None. The models are those of the sweep, of the marker, or of
-    jobs that can be measured here.
-
-    Args:
-        words: keyword arguments of the marker.
+    its jobs.
 
     Raises:
         BadUsage: if the marker does not fit the options, or a gate could not be carried out.
@@ -331,10 +324,7 @@ def check_judged(gates: Sequence[Any]) -> None:
 def named_models(session: Session, claim: str | None, named: Sequence[str] | None) -> Sequence[str]:
     """Return the models of the sweep, or those of a marker that can be evaluated here.
 
-    All models that the claim reads must be chosen by the options, or fit on the device if the options choose none.
-
-    Raises:
-        BadUsage: if the claim or a model is unknown, or `named` is not a list.
+    All models that the claim reads must be chosen by the options, or else fit on the device.
     """
     if named is None:
         return session.planner.models
@@ -373,9 +363,6 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
 
     Args:
         named: whether a path was given.
-
-    Raises:
-        BadUsage: if its marker names an unknown suite.
     """
     options, words = session.options, words_of(item)
     if not is_measured(item):
@@ -425,11 +412,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
 
 
 def item_plan(session: Session, item: Any) -> ItemPlan:
-    """Return the plan of an item.
-
-    Raises:
-        BadUsage: if its engine is impossible, its requests are too long for it, or `slm_claim` has no claim.
-    """
+    """Return the plan of an item. Raise BadUsage if its engine, its requests or its claim are impossible."""
     if item.get_closest_marker("skip"):
         return ItemPlan(item.name, skipped=True)
     words, planner, fixtures = words_of(item), session.planner, set(item.fixturenames)
@@ -473,9 +456,9 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
 def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
     """Give each item its plan, skip items that cannot run in this mode, and return all in the order in which they run.
 
-    Items follow the first use of their engines, and claims and advice follow the points that they read. Last are items
-    that read points of several engines, gates, which end the engine of others, and skipped items. If cases are measured
-    again alone at the end, every reader waits for them.
+    Items follow the first use of their engines, and claims and advice follow their points. Last are readers of several
+    engines, gates, which end the engine of others, and skipped items. If cases are measured again alone at the end, all
+    readers wait.
 
     Raises:
         BadUsage: if a marker is wrong, or a verdict is not asserted.
@@ -504,10 +487,10 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
 
 
 def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
-    """Return a sentence about the measurements that are resumed.
+    """Return a sentence about the resumed measurements.
 
     Raises:
-        BadUsage: if the user named a file without measurements for this run, so that a wrong path is not ignored.
+        BadUsage: if a named file has none for this run, so that a wrong path is not ignored.
     """
     asked = [plan for plan in plans if not plan.reads and not plan.compares]
     cases = [plan.case for plan in asked if plan.case]
@@ -570,13 +553,9 @@ def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
 
 
 def checked(name: str, function: Callable[..., T], *given: object) -> Callable[..., T]:
-    """Return a function that tests call as `name`, and that checks its keyword arguments.
+    """Return a function that tests call as `name`, whose first arguments are `given`, and that checks the others.
 
-    It raises BadUsage for an unknown or missing argument, and for wrong `repeats`. Arguments that it takes as `**load`
-    are fields of ClosedLoop.
-
-    Args:
-        given: first arguments of the function.
+    It raises BadUsage for unknown and missing arguments, and for wrong `repeats`. `**load` takes fields of ClosedLoop.
     """
     signature = inspect.signature(partial(function, *given))
     known = [word for word in signature.parameters if word not in ("self", "load")]
@@ -607,11 +586,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class PlannedCase:
-    """Case that a test measures.
-
-    Attributes:
-        sweeps: curves of the run, if the case is measured with its curve.
-    """
+    """Case that a test measures. `sweeps` are the curves of the run if it belongs to one."""
 
     session: Session
     case: Case
@@ -655,14 +630,7 @@ class OwnEngine:
     properties: list[tuple[str, object]]
 
     def case(self, concurrency: int, own: Mapping[str, Any]) -> Case:
-        """Return the case of a closed loop.
-
-        Args:
-            own: fields of the load that differ from the planned ones.
-
-        Raises:
-            BadUsage: if the load has no window.
-        """
+        """Return the case of a closed loop with own fields. Raise BadUsage if it has no window."""
         planner = self.session.planner
         load = replace(planner.load(concurrency, self.words), **own)
         if load.requests is not None:

@@ -28,8 +28,8 @@ LONGER = 1.1  # times the promised time, from which on a longer run is reported
 def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
     """Return a row for each item that runs, and one for the rest of each engine's budget while claims are open.
 
-    The first of several items that request a point has its time, and a known point needs no engine. A gate is estimated
-    as a clear case, which ends at the next interim analysis.
+    Only the first item that requests a point has its time. A gate is estimated as a clear case, which ends at the next
+    interim analysis.
     """
     rows, paid, launched = list[PlannedItem](), set[str](), set[Engines]()
     executor, claimed = session.executor, {plan.claim.series for plan in plans if plan.claim}
@@ -179,10 +179,7 @@ class ProgressLine:
             self.line.show(Status(self._place(case), left, title).measuring(progress))
 
     def wait(self, case: Case, text: str) -> None:
-        """Show the wait for a case that is measured elsewhere.
-
-        The time left is unknown, because it depends on how many engines will run at once.
-        """
+        """Show the wait for a case that is measured elsewhere, without the time left, which nobody knows."""
         self._measures(case, case.title)
         self.line.show(Status(self._place(case), subject=case.title, phase=text))
 

@@ -282,7 +282,7 @@ class SessionHooks:
         return None
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Stop an engine when no later item needs it, which the next item shows, because items are sorted by engine."""
+        """Stop an engine that the next item does not need, because items are sorted by engine."""
         slm = self.slm
         if slm.page and time.monotonic() >= slm.page.next_at and is_measured(item):
             items = item.session.items

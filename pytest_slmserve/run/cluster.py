@@ -1,6 +1,6 @@
 """Engines that Ray runs for a session, on the nodes of a cluster or on all GPUs of this host.
 
-Each engine is an actor. A call measures one repeat. If its process or node is lost, Ray restarts it and repeats the
+Each engine is an actor whose calls measure one repeat. If its process or node is lost, Ray restarts it and repeats
 unanswered calls.
 """
 
@@ -76,7 +76,7 @@ class EngineAnswer:
     Attributes:
         place: Ray's ID of the node, and the process ID.
         packed: one repeat, from `packed_measurements`.
-        error: reason if there is none, as a value because Ray would wrap an exception.
+        error: an exception would be wrapped by Ray.
     """
 
     place: tuple[str, int]
@@ -95,8 +95,8 @@ class RemoteEngine:
     """Actor of Ray with one engine. It writes no results file and resumes nothing.
 
     Args:
-        environment: of the other nodes, which must be of the same kind.
-        slots: of the session's host, whose devices are already locked; None on a cluster.
+        environment: of the other nodes, whose kind this one must have.
+        slots: of the session's host; None on a cluster.
         at: slots of this engine.
     """
 
@@ -214,7 +214,7 @@ def nodes_of(rows: Iterable[Mapping[str, Any]], resource: str = "") -> list[Node
 
     Args:
         rows: from `ray.nodes()`.
-        resource: custom resource that they must have; "" for none.
+        resource: custom resource that they must have, or "".
     """
     found = []
     for row in rows:
@@ -261,11 +261,8 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
 def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
     """Return the nodes as one host, with the GPUs of the node that has the most.
 
-    Args:
-        mine: environment of the session's process.
-
     Raises:
-        BadUsage: if the nodes are of different kinds, or have another release of this package.
+        BadUsage: if the nodes are of different kinds, or have other releases of this package than the session.
     """
     first = next(iter(found))
     for node, host in found.items():
@@ -285,11 +282,7 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
 
 
 def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
-    """Return the host that each node reports, without lost nodes that Ray still lists.
-
-    Raises:
-        BadUsage: if a node cannot measure or does not answer.
-    """
+    """Return the host that each node reports, without lost nodes that Ray still lists."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(max_calls=1, num_cpus=0, max_retries=0)(look_around)
@@ -301,11 +294,7 @@ def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, 
 
 
 def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
-    """Return the host that a node reports, or None if the node is lost.
-
-    Args:
-        answer: Ray's reference to its answer.
-    """
+    """Return the host that a node reports, or None if the node is lost. Raise BadUsage if it cannot measure."""
     gone = (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError)
     try:
         host: Host | SlmError = ray.get(answer, timeout=0)
@@ -388,15 +377,9 @@ def _aside(alone: Executor, work: Callable[..., object], *args: Any, **words: An
 
 @contextmanager
 def start_here(tasks: int) -> Iterator[Any]:
-    """Start Ray on this host until the context ends. Its processes and files do not outlive this process.
+    """Start Ray on this host until the context ends, for a number of engines at a time.
 
-    A signal waits until Ray has started, and until it has ended.
-
-    Args:
-        tasks: number of engines at a time.
-
-    Raises:
-        BadUsage: if Ray does not start.
+    Its processes and files do not outlive this process. Signals wait while it starts or ends.
     """
     undo = ExitStack()
     try:
@@ -511,7 +494,7 @@ class RayEngines:
     """Engines that measure for a session.
 
     With slots, engines begin in their order, so that one that needs several GPUs does not wait forever. On a cluster
-    Ray places them. Answers are taken in one thread, while an item waits.
+    Ray places them.
     """
 
     ray: Any  # once it is connected
@@ -534,11 +517,7 @@ class RayEngines:
 
     @classmethod
     def from_options(cls, options: Options, root: Path) -> RayEngines:
-        """Return engines for the GPUs of this host, or for a cluster whose nodes have reported their hosts.
-
-        Raises:
-            BadUsage: if Ray is missing, or nothing can measure.
-        """
+        """Return engines for the GPUs of this host, or for a cluster whose nodes have reported their hosts."""
         platform, (python, variables) = options.platform, options.engine
         assert platform is not None
         if find_spec("ray") is None:
@@ -565,11 +544,9 @@ class RayEngines:
         return f"on {counted(len(self.nodes), 'node')} of a Ray cluster"
 
     def send(self, session: Session, cases: Sequence[Case], rows: Sequence[PlannedItem]) -> None:
-        """Start the engines of missing cases, in the order of `groups_of`, for example wide ones first.
+        """Start the engines of missing cases, in the order of `groups_of`.
 
-        Raises:
-            BadUsage: if one fits on no node; then none is started.
-            DeviceBusy: if another run uses a GPU of this host.
+        Raise BadUsage, with none started, if one fits nowhere.
         """
         self._session, self._planned = session, {case.key for case in cases}
         if self.slots:
@@ -588,7 +565,7 @@ class RayEngines:
         self._heard_at = time.monotonic()
 
     def fetch(self, case: Case) -> None:
-        """Take answers until all repeats of this case are known, and raise the error of its measurement, if any."""
+        """Take answers until all repeats of a case are known. Raise the error of its measurement, if any."""
         if case.key not in self._planned:
             why = f"{case.title} was not planned before the run, so it was not sent to Ray"
             raise BadUsage(why, "Run without --slm-ray.")

@@ -1,7 +1,4 @@
-"""Devices with their locks and sensors, and the executor that measures cases on them until enough repeats are clean.
-
-It keeps each repeat in the results, the results file and the export.
-"""
+"""Devices with their locks and sensors, and the executor that measures cases on them and stores each repeat."""
 
 from __future__ import annotations
 
@@ -42,10 +39,11 @@ def measure_case(
 ) -> ReplicaGroup:
     """Run the loads of a case once while the sensors are read, and return a record for each engine.
 
-    The sensor readings are about all engines. They are in the first record, unless its engine has its own clock.
+    The first record has the readings for all engines, unless its engine has its own clock. Failed sensors only leave a
+    note.
 
     Raises:
-        EngineFailed: if an engine dies. Failed sensors only leave a note in the record.
+        EngineFailed: if an engine dies.
     """
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
     engines: Sequence[Engine]
@@ -103,12 +101,7 @@ class Devices:
         return found
 
     def hold(self) -> None:
-        """Lock the first device, or lock the endpoints and check that they answer.
-
-        Raises:
-            BadUsage: if an endpoint does not answer.
-            DeviceBusy: if another run has the lock.
-        """
+        """Lock the first device, or lock the endpoints and check that they answer."""
         if urls := self.planner.options.endpoint:
             self.lock([url_lock(url) for url in urls])
             for url, model in product(urls, self.planner.models):
@@ -119,18 +112,11 @@ class Devices:
         self._undo.callback(self.pool.close)
 
     def take(self, spec: Engines) -> None:
-        """Lock the GPUs of an engine until the session ends.
-
-        Raises:
-            BadUsage: if they do not exist.
-            DeviceBusy: if another run has one of them.
-        """
+        """Lock the GPUs of an engine until the session ends. Raise BadUsage if they do not exist."""
         self.lock([device for device in self.planner.devices(spec) if device != self.planner.host.device])
 
     def lock(self, devices: Sequence[str]) -> None:
-        """Lock devices until the session ends.
-
-        A simulated run locks none, because it disturbs nobody, and neither does a run whose engines are on a cluster.
+        """Lock devices until the session ends, except in a simulation, or if engines run on a cluster.
 
         Raises:
             DeviceBusy: if another run has one of them.
@@ -150,11 +136,7 @@ class Devices:
     # Engines
 
     def start(self, spec: Engines) -> Engine | ReplicaEngines:
-        """Return the running engine or replicas of `spec`, started if necessary.
-
-        Raises:
-            BadUsage, DeviceBusy, EngineFailed: if they cannot start.
-        """
+        """Return the running engine or replicas of `spec`, started if necessary."""
         self.take(spec)
         return self.pool.engine(spec)
 
@@ -197,8 +179,8 @@ class Results:
 
     Attributes:
         repeats: by the key of their case.
-        requested: cases of this run by key, in the order requested, with the number of clean repeats that somebody
-            waits for, or 0. Other repeats of a results file are not part of this run.
+        requested: cases of this run by key, with the clean repeats that somebody waits for. A results file may have
+            more cases.
     """
 
     repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
@@ -219,8 +201,8 @@ WARM_UP = 64  # concurrent requests
 class Executor:
     """Executor that measures each case until it has the requested number of clean repeats.
 
-    A repeat that is invalid or degraded, for example because another process used the GPU, is stored and shown like any
-    other, and the case gets one extra attempt.
+    Invalid or degraded repeats, for example because another process used the GPU, are stored and shown like any other.
+    A case with one gets one extra attempt.
     """
 
     devices: Devices
@@ -239,8 +221,8 @@ class Executor:
         """Measure the missing repeats of a case, and return all that it has, including unclean ones.
 
         Args:
-            repeats: number of clean repeats; None means that of the run.
-            why: reason for measuring the case again, shown with the progress.
+            repeats: clean repeats; None means those of the run.
+            why: reason for a further measurement, for the progress.
 
         Raises:
             DoesNotFit: if the engine's KV cache is too small for the load.
@@ -257,7 +239,7 @@ class Executor:
         return known
 
     def ask(self, cases: Sequence[Case], repeats: int | None = None) -> None:
-        """Request cases that will be measured, for the progress. The largest number of repeats of a case counts."""
+        """Request cases that will be measured, for the progress. The largest number of repeats counts."""
         for case in cases:
             _, before = self.results.requested.get(case.key, (case, 0))
             self.results.requested[case.key] = case, max(before, repeats or self.repeats)
@@ -272,10 +254,9 @@ class Executor:
         self.results.requested |= {key: (case, 0) for key, (case, _) in self.results.requested.items()}
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
-        """Return the number of missing repeats of a case, if each new one is clean.
+        """Return the number of missing repeats of a case.
 
-        Args:
-            repeats: wanted clean repeats; None means those of the run, or more if somebody waits for more.
+        None means the repeats of the run, or more if somebody waits for more.
         """
         if repeats is None:
             repeats = max(self.repeats, self.wanted(case))
@@ -306,8 +287,7 @@ class Executor:
             clock: counts the busy seconds of a window of a gate.
 
         Raises:
-            DoesNotFit: if the engine reports a KV cache for fewer requests than the load keeps concurrent, which the
-                plan could not know.
+            DoesNotFit: if the engine reports a KV cache that is too small, which the plan could not know.
         """
         if self.archive:
             self.archive.check_writable()  # do not spend GPU time on a repeat that cannot be stored
@@ -362,7 +342,7 @@ class GpuSlots:
     """Slots of a host, each for one engine at a time: a GPU, or a part of the CPU if there are no GPUs.
 
     Attributes:
-        visible: names of the devices in CUDA_VISIBLE_DEVICES; empty without CUDA.
+        visible: names of the devices in CUDA_VISIBLE_DEVICES, only for CUDA.
         cores: of each slot, equally many.
     """
 
@@ -372,13 +352,10 @@ class GpuSlots:
 
     @classmethod
     def from_host(cls, host: Host, count: int, widest: int = 1) -> GpuSlots:
-        """Return the first `count` slots.
+        """Return the first `count` slots. Raise BadUsage if there are fewer, or if an engine is wider.
 
         Args:
             widest: number of GPUs of an engine, or of its processes on the CPU.
-
-        Raises:
-            BadUsage: if there are fewer GPUs or cores, or an engine needs more than there are.
         """
         ours, there = own_cores(), len(host.gpus)
         each, why, most = len(ours) // count, "", 0
@@ -400,7 +377,7 @@ class GpuSlots:
     def block(self, count: int, free: Set[int]) -> tuple[int, ...] | None:
         """Return free slots for `count` GPUs, or None.
 
-        Several GPUs are always the same adjacent ones, so that vLLM tests only once how they reach each other.
+        Sets of several GPUs are adjacent and fixed, so that vLLM tests only once how they reach each other.
         """
         if count == 1:
             return (min(free),) if free else None
@@ -425,11 +402,7 @@ class GpuSlots:
 
 
 def slot_count(options: Options, host: Host) -> int:
-    """Return the number of slots for `--slm-ray local`.
-
-    It is the number that the option names, or all visible GPUs, or simulated GPUs up to the number of cores, or the
-    NUMA nodes of a CPU.
-    """
+    """Return the number of slots for `--slm-ray local`: as named, else all GPUs, or the NUMA nodes of a CPU."""
     if named := options.ray.partition(":")[2]:
         return int(named)
     match host.environment.platform:

@@ -36,7 +36,7 @@ class Gates:
     """Gates of a run, each measured once.
 
     Attributes:
-        failed: error that ended a gate early, by model. Such a gate is not tried again.
+        failed: error that ended a gate early, by model. It is not tried again.
     """
 
     session: Session
@@ -45,11 +45,7 @@ class Gates:
 
     @cached_property
     def waivers(self) -> tuple[diagnosis.Waiver, ...]:
-        """Waivers in the file that the options name.
-
-        Raises:
-            BadUsage: if it cannot be read, or names an unknown endpoint.
-        """
+        """Waivers in the file of the options. Raises BadUsage if it cannot be read, or names an unknown endpoint."""
         path = self.session.options.waivers
         found = baselines.read_waivers(Path(path)) if path else ()
         if unknown := next((w for w in found if w.endpoint not in EVERY_ENDPOINT), None):
@@ -64,11 +60,7 @@ class Gates:
         return diagnosis.waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
-        """Return the gate of a model, which runs at the first call.
-
-        Raises:
-            SlmError: the error that ended it, for example EngineFailed.
-        """
+        """Return the gate of a model, which runs at the first call. Raise the error that ended it."""
         if error := self.failed.get(model):  # the first test has already raised it
             raise type(error)(f"the gate of {short_name(model)} was broken off")
         if model not in self.found:
@@ -205,9 +197,6 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     """Return the gate judged with the noise of this host, if it is known.
 
     A calibration stores the noise of its pairs.
-
-    Raises:
-        BadUsage: if a calibration has too few valid pairs.
     """
     records = session.options.records
     if gated.terms.launches == "start":  # there is no calibration for it

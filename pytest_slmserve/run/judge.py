@@ -1,6 +1,6 @@
 """Conclusions from the measurements of a run so far: verdicts, by the code that evaluates results files, and advice.
 
-Nothing is measured here. A comparison with a stored baseline is cheaper than a gate, and weaker.
+A comparison with a stored baseline is cheaper than a gate, and weaker.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Question:
     Attributes:
         row: expected verdict.
         of: measurements that the claim reads, see `Claim`.
-        series: key of the curve that it reads; None if it reads several, or none.
+        series: key of its curve; None for several curves, or none.
         planned: whether that is the sweep of the options, whose missing loads count.
     """
 
@@ -60,7 +60,7 @@ class Verdicts:
     """Curves, verdicts and advice of a run.
 
     Attributes:
-        looks: numbers of repeats after which a sweep may end, if it measures until it is decided.
+        looks: numbers of repeats at which an open-ended sweep may end.
         judged: verdicts so far, for the report.
     """
 
@@ -74,10 +74,7 @@ class Verdicts:
     _curves: tuple[dict[str, Curve], list[Curve], tuple[object, ...]] = ({}, [], ())
 
     def plan(self) -> dict[str, Any]:
-        """Return the plan of the sweeps as plain JSON values, for the results file.
-
-        This run judges by the same plan.
-        """
+        """Return the plan of the sweeps as JSON values, by which this run and later reports judge."""
         sweeps = {}
         for model, sweep in self.planner.sweeps.items():
             if sweep.cases:
@@ -99,7 +96,7 @@ class Verdicts:
         return float(self.row(PLATEAU, model).parameters["tolerance"])
 
     def curve(self, model: str) -> Curve:
-        """Return the curve of a planned sweep so far, with other loads on it that users' tests requested."""
+        """Return the curve of a planned sweep so far, with further loads that users' tests requested."""
         sweep = self.planner.sweep(model)
         if sweep.cases:  # else no load is measured
             series = sweep.cases[0].series
@@ -110,7 +107,7 @@ class Verdicts:
         return curve_of(short_name(model), (), planned=planned, cut=sweep.cut, adaptive=adaptive, looks=self.looks)
 
     def curves(self) -> list[Curve]:
-        """Return all curves that this run requested, in that order: planned sweeps, and what users' tests measured.
+        """Return all curves of this run, in the order requested.
 
         Sweeps that have begun include the measurements of a resumed results file.
         """
@@ -140,8 +137,8 @@ class Verdicts:
     def question(self, name: str, model: str, words: Words = NO_WORDS) -> Question:
         """Return a claim on a model, with the curve that it reads.
 
-        That is the model's sweep, or a curve next to the sweeps, as the options and a marker's arguments say. A curve
-        of a user's own engine or load is another one.
+        That is the model's sweep, or a curve next to the sweeps, as options and marker say. A curve of a user's own
+        engine or load is another one.
         """
         row, of, planner = self.row(name, model, words), table.CLAIMS[name].of, self.planner
         if of not in ("sweeps", "replicas"):
@@ -162,9 +159,9 @@ class Verdicts:
     def verdict(self, question: Question) -> Verdict:
         """Return the verdict on a claim from the measurements so far.
 
-        A claim on jobs reads all curves of the model. Of several curves another claim reads the one on the fewest GPUs,
-        with the smallest prefix share, with free text, or with speculation. A model without measurements here has an
-        empty curve, which is enough for arithmetic.
+        Claims on jobs read all curves of the model. Others read the curve on the fewest GPUs, with the smallest prefix
+        share, with free text, or with speculation. A model without measurements has an empty curve, enough for
+        arithmetic.
         """
         curve = self.curve(question.model) if question.planned else None
         by_series, curves = self._known()
@@ -178,12 +175,11 @@ class Verdicts:
         """Return the advice on one model, as `slmserve advise --model` gives it, except on sets of engines.
 
         Args:
-            slo_itl: latency objective such as "2x@32"; None for none.
+            slo_itl: latency objective such as "2x@32".
             efficiency: smallest batching efficiency.
 
         Raises:
             Inconclusive: if fewer than two loads are usable.
-            BadUsage: if `slo_itl` or `efficiency` is invalid.
         """
         if not 0 < efficiency < 1:
             raise BadUsage(f"an efficiency of {efficiency:g} is not a share between 0 and 1", "efficiency=0.1")
@@ -209,11 +205,7 @@ class Verdicts:
 
 @dataclass
 class StoredBaseline:
-    """Baseline that `--slm-baseline` names.
-
-    Attributes:
-        notes: caveats for the report.
-    """
+    """Baseline that `--slm-baseline` names. Its notes are caveats."""
 
     verdicts: Verdicts
     measurements: Sequence[Measurement]
@@ -221,12 +213,7 @@ class StoredBaseline:
 
     @classmethod
     def of_run(cls, verdicts: Verdicts) -> StoredBaseline:
-        """Return the baseline, before anything is started.
-
-        Raises:
-            BadUsage: if there is none.
-            BadArchive: if it cannot be read.
-        """
+        """Return the baseline. Raise BadUsage if there is none, and BadArchive if it cannot be read."""
         named = verdicts.planner.options.baseline
         try:
             _, there = baselines.baseline(baselines.FOLDER, named)

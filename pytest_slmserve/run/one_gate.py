@@ -1,6 +1,6 @@
 """Gate of one model while it is measured: pairs of fresh launches until the outcome is known.
 
-The sides of a pair have the device one after the other (`OneGate`), or share it, and their windows alternate
+In a pair the sides use the device one after the other (`OneGate`), or both at once with alternating windows
 (`SideBySide`). `StartGate` measures only starts.
 """
 
@@ -67,20 +67,13 @@ def is_short(session: Session) -> bool:
 
 
 def order(number: int) -> tuple[Side, Side]:
-    """Return the sides of a pair in the order of launching: AB, BA, BA, AB.
-
-    Neither a drift of the host nor the first place then favors a side.
-    """
+    """Return the sides of a pair in the order of launching: AB, BA, BA, AB, so that drift and place favor no side."""
     baseline, candidate = SIDES
     return (baseline, candidate) if number % 4 in (0, 1) else (candidate, baseline)
 
 
 def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
-    """Return the engine of each side: `spec` with the side's interpreter, variables and arguments.
-
-    Raises:
-        BadUsage: if an argument has the wrong type.
-    """
+    """Return the engine of each side: `spec` with the side's interpreter, variables and arguments."""
     found: dict[Side, EngineSpec] = {}
     for side in SIDES:
         python, env, arguments = options.side_of(side)
@@ -96,12 +89,9 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """Return the smallest and the largest load of `--slm-concurrency`, the smallest with a longer window.
+    """Return the ends of `--slm-concurrency`, the smaller one with a longer window.
 
-    By default, and in a short gate, it is only the large load, because the speed of small loads depends on the host.
-
-    Raises:
-        BadUsage: if a load has no room.
+    By default, and in a short gate, it is only the large load, because small loads depend on the host.
     """
     planner, chosen = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
@@ -136,9 +126,8 @@ class OneGate:
     def __init__(self, session: Session, model: str) -> None:
         """Continue the last fitting gate of the resumed results file, if any.
 
-        Sides, requests, loads and caches must be the same, on any host of this kind, because a pair is compared within
-        itself. The terms must be the same, because a gate that changes them after an interim analysis has more errors
-        than they say.
+        Sides, requests, loads and caches must be the same, but not the host, because a pair is compared within itself.
+        The terms must be the same, because changed terms after an interim analysis would cause more errors.
         """
         self.session, self.model, self.title = session, model, f"the gate of {short_name(model)}"
         self.id, self.terms, self.most = uuid.uuid4().hex[:12], session.gate_terms, session.gate_terms.pairs
@@ -180,11 +169,7 @@ class OneGate:
         session.note(f"{self.title} starts again: {session.source} has none of the same sides, loads, caches and terms")
 
     def prepare(self) -> None:
-        """Set the engine of each side, the requests and the loads.
-
-        Raises:
-            BadUsage: if they do not go together.
-        """
+        """Set the engine of each side, the requests and the loads."""
         planner = self.session.planner
         self.specs = sides(planner.spec(self.model), self.session.options)
         self.workload: Workload = planner.workload(self.model)
@@ -258,10 +243,7 @@ class OneGate:
     def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
         """Return the sides that were not launched since this host booted.
 
-        Two equal sides count as one. Then launches of the run's other tests count, too.
-
-        Args:
-            launched: engines whose launch is planned.
+        If both are equal they count as one, and launches of other tests count, too.
         """
         host = self.session.host.environment.host
         same = self.specs["baseline"] == self.specs["candidate"]  # else each has its own caches
@@ -270,9 +252,9 @@ class OneGate:
         return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
 
     def launches_left(self, launched: Collection[Engines] = ()) -> tuple[int, int]:
-        """Return the remaining numbers of warm-up launches, and of launches in a clear case.
+        """Return the remaining numbers of warm-up launches, and of launches until the next interim analysis.
 
-        A clear case ends at the next interim analysis, and a calibration after all pairs.
+        A calibration makes all of them.
 
         Args:
             launched: engines that other tests will have launched before.
@@ -293,12 +275,11 @@ class OneGate:
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
         """Yield the measurements of each launch, or an empty list for a warm-up.
 
-        If the host has enough cores, two pairs are launched at once and wait for their turns, because imports take as
-        long as the rest of a start.
+        With enough cores, two pairs are launched at once and wait for their turns, because imports take half of a
+        start.
 
         Args:
-            launches: side and number of the pair (or `WARM_UP`) of each launch. The launches of a pair follow each
-                other.
+            launches: side and number of the pair, or `WARM_UP`. The launches of a pair follow each other.
         """
         how, cores = self.session.options.gate_caches, self.session.host.environment.cores or 0
         at_once = 2 * (PAIRS_AT_ONCE if cores >= MANY_CORES else 1)
@@ -363,9 +344,9 @@ class OneGate:
         return paired
 
     def traced(self, gated: Gated) -> str:
-        """Serve the load of the first failing endpoint with one more launch of each side under its profiler.
+        """Profile the load of the first failing endpoint with one more launch of each side.
 
-        Return a sentence with the paths of the traces or why there are none, or "" if no endpoint of a load fails.
+        Return a sentence with the paths of the traces or the problem, or "" if no endpoint of a load fails.
         """
         verdicts = ((each.load, gated.verdict(name)) for name, each in gated.endpoints.items())
         places = [
@@ -463,10 +444,7 @@ LIKELY_PAIRS = 12  # of windows in a launch
 def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Workload, tuple[ClosedLoop, ...]]:
     """Return the engine of each side with half of the memory, the requests, and the windows of the loads.
 
-    A window has as many rounds of simultaneous requests as take a second.
-
-    Raises:
-        BadUsage: if the sides do not fit on the device together.
+    A window has as many bursts of requests as take a second. If the sides do not fit on the device, BadUsage is raised.
     """
     planner, options = session.planner, session.options
     whole = planner.workload(model)
@@ -488,10 +466,7 @@ def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Worklo
 
 
 class SideBySide(OneGate):
-    """Gate whose sides share one GPU, each with half of the memory.
-
-    One side serves a window at a time: requests that arrive at once and are served to the end.
-    """
+    """Gate whose sides share one GPU, each with half of the memory. A window is a burst of requests to one of them."""
 
     beside = True
 
@@ -519,7 +494,7 @@ class SideBySide(OneGate):
 
     @property
     def launch_s(self) -> float:
-        """Rough number of seconds of one launch: half of those in which both engines are measured."""
+        """Rough number of seconds of one launch: half of those of both engines."""
         spec = self.specs["baseline"]
         each = (cases.repeat_estimate_s(spec, self.workload, OpenLoop(requests=load.requests)) for load in self.loads)
         return sum((THROWN_AWAY + LIKELY_PAIRS) * (seconds + GAP_S) for seconds in each)
@@ -554,17 +529,13 @@ class SideBySide(OneGate):
         return found
 
     def of_one(self, side: Side, done: int) -> Iterator[Measurement]:
-        """Yield windows of one engine, alone on the device or next to an idle one.
-
-        Args:
-            done: number of its windows so far.
-        """
+        """Yield windows of one engine, numbered after `done`, with the other one idle or absent."""
         self.lap()
         for window in range(1, THROWN_AWAY + FIRST_PAIRS + 1):
             yield self.window(WARM_UP, self.loads[-1], done + window, side, False)
 
     def in_turns(self, number: int, load: ClosedLoop) -> list[Measurement]:
-        """Return windows of one load in one launch of both sides, in the order ABBA, until enough of them count."""
+        """Return windows of one load on both sides, in the order ABBA, until enough of them count."""
         found, counted_ones = list[Measurement](), list[PairOfWindows]()
         self.lap()
         for window in count(1):

@@ -42,15 +42,14 @@ class Session:
     """State of one run. `open` takes the device and the results file, and `close` releases both.
 
     Attributes:
-        notes: sentences for the end of the run, see `note`.
+        notes: sentences for the end of the run.
         results: all repeats known so far.
-        keeps_records: whether the measurements are kept. Simulated ones are kept only if a results file was named or is
-            resumed, because they would mix with real ones in the default file.
+        keeps_records: whether measurements are kept. Simulated ones need a named or resumed results file, because they
+            would mix with real ones in the default file.
         source: results file that is resumed, if `resumes`.
         budget_s: seconds after which the curves of an engine are not measured again.
         first: repeats of each load of a curve that claims read.
-        looks: numbers of repeats of a load after which claims may be evaluated; one number if sweeps do not continue
-            until they are decided.
+        looks: numbers of repeats at which claims may be evaluated; one number for sweeps with a fixed length.
         say: prints a message during the run.
     """
 
@@ -93,14 +92,11 @@ class Session:
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None, is_run: bool = True) -> Session:
-        """Return a session of a run.
+        """Return a session of a run. Raise BadUsage if the options do not fit the host or the results file.
 
         Args:
-            host: None means this one, which is probed. A plan may assume one instead.
+            host: None means this one, which is probed. A plan may assume one.
             is_run: whether tests will run.
-
-        Raises:
-            BadUsage: if the platform cannot run, or the options do not fit the host or the results file.
         """
         platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
@@ -121,11 +117,7 @@ class Session:
         return cls(executor, slo, RunPage(Path(options.html)) if options.html else None)
 
     def open(self) -> None:
-        """Lock the device, open the results file, and resume if requested.
-
-        Raises:
-            BadUsage, DeviceBusy, BadArchive: if one of these is impossible.
-        """
+        """Lock the device, open the results file, and resume if requested."""
         self.devices.hold()
         if self.keeps_records:
             archive = self.undo.enter_context(Archive.open(self.options.records, moves=True))
@@ -228,8 +220,8 @@ class Rounds:
     Attributes:
         cases: by load.
         asked: requested repeats of each load.
-        failed: errors of loads that could not be measured.
-        given_up: claims that the budget is far from deciding, and larger loads that it does not pay for.
+        failed: errors of loads.
+        given_up: claims and larger loads for which the budget is too small.
         reserved_s: seconds of the budget for a larger load.
     """
 
@@ -252,7 +244,7 @@ class Rounds:
                 self.failed[load] = error
 
     def second_round(self) -> None:
-        """Measure each load with one repeat again, if the budget allows it or no noise is known, or else say so."""
+        """Measure each load with one repeat again if the budget allows it or no noise is known, or else say so."""
         missing = [load for load in self.cases if len(self._repeats(load)) == 1]
         needed_s = sum(map(self.repeat_s, missing))
         if needed_s <= max(0.0, self.left_s) or not self._noise_known:
@@ -261,10 +253,7 @@ class Rounds:
         self._say(f"{model}: a second round, to know the host's noise, takes about {needed_s:.0f} s")
 
     def reserve(self, plateau: Verdict, beyond: Case) -> None:
-        """Reserve seconds for a larger load on another engine while the curve has no certain plateau.
-
-        Say once if too few are left.
-        """
+        """Reserve seconds for a larger load while the curve has no certain plateau. Say once if too few are left."""
         largest, load, self.reserved_s = max(self.cases), beyond.concurrency, 0.0
         if plateau.value is None or plateau.state is State.PASSES or largest in self.failed:
             return
@@ -277,9 +266,9 @@ class Rounds:
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
         """Measure the loads that the first open verdict depends on, until the budget would decide no further verdict.
 
-        A second repeat is measured in any case if no load has one, because no verdict is possible without it. Verdicts
-        are evaluated only at the numbers of repeats for which their intervals are made. A repeat is expected to take as
-        long as the one before.
+        If no load has a second repeat, it is measured without regard to the budget, because there is no verdict without
+        it. Verdicts are evaluated only at the numbers of repeats for which their intervals are made. A repeat is
+        expected to take as long as the one before.
         """
         while again := next(filter(None, map(self._next_look, judge())), None):
             in_any_case = not self._noise_known
@@ -335,9 +324,9 @@ class Rounds:
 class Sweeps:
     """Curves of a run, by series. The first item of a curve measures it in full.
 
-    A curve that no claim reads gets as many rounds as the options say. A curve that claims read is measured once, and
-    then again only while a claim is open, unless the options set the repeats. Claims on the GPU come first. The others
-    include the noise of the host, which a second round of all loads shows.
+    A curve without claims gets as many rounds as the options say. A curve with claims is measured once, and then only
+    while a claim is open, unless the options set the repeats. Claims on the GPU come first. The others include the
+    noise of the host, which a second round shows.
 
     Attributes:
         cases: of each curve, by load.
@@ -352,8 +341,7 @@ class Sweeps:
     def carry_out(self, series: str) -> Rounds:
         """Measure a curve, once in a run.
 
-        An adaptive sweep measures the load that is wanted next until none is, or until one fails, because the choice
-        depends on it.
+        An adaptive sweep ends at a load that fails, because the choice of the next one depends on it.
         """
         if series in self._done:
             return self._done[series]
@@ -420,12 +408,11 @@ class Sweeps:
             session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
 
     def repeats(self, case: Case) -> int | None:
-        """Measure the curve of a case, and return the repeats that were requested of its load.
+        """Measure the curve of a case, and return the requested repeats of its load.
 
-        It is 1 for a load that an adaptive sweep does not need but that was measured already, and None if it was not.
+        Raise the error of the load, if any.
 
-        Raises:
-            SlmError: the error that kept the load from being measured.
+        If an adaptive sweep does not need the load, it is 1 with a measurement, and None without.
         """
         rounds, load = self.carry_out(case.series), case.concurrency
         if load in rounds.failed:
