@@ -1,8 +1,8 @@
 """LoRA adapters, one for each request: their cost, and the cost of too few slots for them.
 
-The same requests arrive at once for the model alone, for one adapter and for many, of a low and of a higher rank, with
-a slot for each on the device. Then many adapters share fewer slots, and vLLM serves them in turn. Adapters are
-generated, as in the papers, whose engine is also vLLM, but whose models are larger.
+The same requests arrive at once for the model alone, one adapter, and many adapters of a low and a higher rank, each
+with a slot. Then many adapters share fewer slots. As in the papers, the engine is vLLM and adapters are generated, but
+the papers' models are larger.
 """
 
 import pytest

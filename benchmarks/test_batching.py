@@ -1,8 +1,8 @@
 """Ways to batch, compared on one model: single requests, static batches, dynamic batches, continuous batching.
 
 All get the same requests, whose output lengths differ as in conversations. Transformers' generate() serves padded
-batches one after the other, and a batch takes as long as its longest output. vLLM forms a new batch at every step, with
-the same maximum number of sequences. So both the batching and the engine differ.
+batches one after the other, each as long as its longest output. vLLM forms a new batch at every step, so both batching
+and engine differ.
 """
 
 import pytest

@@ -1,8 +1,7 @@
 """Conversations of eight turns: the effect of the prefix cache if each prompt contains the earlier turns.
 
-Each turn adds 256 tokens to the prompt and requests 64. Without the prefix cache an engine computes the whole prompt of
-each turn, and with it only the new tokens and the previous reply. Users send the next turn at once, or with ``-o
-slm_think=5`` after a pause. A measurement is valid if the hit rate is that of the turns.
+Each turn adds 256 tokens to the prompt and requests 64. With the cache an engine computes only the new tokens and the
+previous reply. Users send the next turn at once, or after a pause with ``-o slm_think=5``.
 """
 
 import pytest

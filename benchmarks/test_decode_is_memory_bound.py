@@ -1,8 +1,8 @@
 """Decoding stays memory-bound in large batches: memory is closer to its achievable peak (arXiv:2503.08311).
 
-Requests start together, so that most of the time the engine only decodes. If they started one by one, almost every step
-would have a prompt, and the counters would include it. The counterexample is a model with grouped keys at a short
-context: from its configuration, its decoding can pass the ridge of the roofline, and that of an OPT cannot.
+Requests start together, so that most of the time the engine only decodes. Otherwise almost every step would include a
+prompt. The counterexample is a model with grouped keys at a short context: by its configuration its decoding can pass
+the ridge of the roofline, and that of an OPT cannot.
 """
 
 import pytest

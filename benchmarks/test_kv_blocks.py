@@ -1,8 +1,8 @@
 """Throughput over the number of KV blocks at one large load: the value of GPU memory.
 
 The same requests arrive at once at engines whose KV cache has room for only some of them at full length, and at one
-with room for all and more. With a smaller cache an engine runs a smaller batch, and preempts requests that outgrow it.
-arXiv:2404.03353 and arXiv:2503.08311 give all memory to every model.
+with room for all. A smaller cache makes the batch smaller, and requests are preempted. arXiv:2404.03353 and
+arXiv:2503.08311 give all memory to every model.
 """
 
 import pytest

@@ -1,8 +1,8 @@
 """Models of similar size from different families: LLaMA-7B, MPT-7B and GPT-J-6B compared with OPT-6.7B.
 
 arXiv:2404.03353, figure 2, left: 500 requests of several output lengths, and batches of 16 to 128 requests. MPT has
-biases in its attention (ALiBi), for which vLLM uses its Triton backend here. Releases after 0.28 do not support it. On
-the CPU a tiny model shows that another architecture runs at all.
+biases in its attention (ALiBi), for which vLLM uses its Triton backend here. Releases after 0.28 do not have it. On the
+CPU a tiny model shows that another architecture runs.
 """
 
 import pytest

@@ -1,8 +1,8 @@
 """Prefix cache hits: throughput and TTFT over the share of prompt tokens that are not computed.
 
-Requests have 1,024 prompt and 64 output tokens, so that prompts are most of the work. The batch is that of the model in
-arXiv:2404.03353, table 1. A share of each prompt is common to all, and the rest is unique. One engine with its cache on
-serves all shares. A measurement is valid if the hit rate is the requested one.
+Requests have 1,024 prompt and 64 output tokens, so that prompts are most of the work, at the model's batch in
+arXiv:2404.03353, table 1. One share of each prompt is common to all, and the rest is unique. A measurement is valid if
+the hit rate is the requested one.
 """
 
 import pytest

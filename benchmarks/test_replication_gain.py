@@ -1,9 +1,9 @@
 """Replicas of a small model on one GPU: do they pay (arXiv:2404.03353, figures 5 to 7; arXiv:2503.08311)?
 
-One engine is compared with several that share the GPU and its memory, at the same total concurrency: throughput,
-latency, and GPU use. Engines have the current default, chunked prefill, which the papers' baseline did not have. Each
-claim is evaluated for each way of sharing. `--slm-replicas` and `--slm-sharing` choose the measurements. On the CPU
-backend the replicas run, too, but no paper has a claim about two engines on two cores.
+One engine is compared with several that share the GPU and its memory, at the same total concurrency. Engines have the
+current default, chunked prefill, unlike the papers' baseline. Each claim is evaluated for each way of sharing.
+`--slm-replicas` and `--slm-sharing` choose the measurements. On the CPU backend the replicas run, too, but no paper has
+a claim about them.
 """
 
 import pytest

@@ -1,8 +1,8 @@
 """Speculative decoding: the batch b* below which it gains, and above which it costs.
 
-Two engines measure each load of the sweep. They differ only in that one drafts tokens and checks them in its steps.
-`--slm-engine-arg speculative_config=JSON` chooses how it drafts (default: n-grams of the text so far). The acceptance
-of dummy weights says nothing about real text, and `--slm-load-format auto` measures real weights.
+Two engines measure each load of the sweep. They differ only in that one drafts tokens and checks them.
+`--slm-engine-arg speculative_config=JSON` chooses how it drafts (default: n-grams of the text so far). Dummy weights
+show nothing about the acceptance of real text, so use `--slm-load-format auto` to measure real weights.
 """
 
 import pytest

@@ -1,7 +1,7 @@
 """Stored baseline: is this run slower than measurements of another day (`--slm-baseline`)?
 
-This is cheaper than a gate, and weaker, because a slower day cannot be distinguished from a slower release. Therefore
-each interval is widened by the observed differences between launches and hosts.
+This is cheaper than a gate, and weaker, because a slower day looks like a slower release. So each interval is widened
+by the observed differences between launches and hosts.
 """
 
 

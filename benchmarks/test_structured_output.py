@@ -1,7 +1,7 @@
 """Structured output: its cost compared with free text.
 
-One engine serves the same requests as free text, and as JSON of a schema with documents that are as long as requested.
-The model has a vocabulary of 128,256 tokens, over which each grammar masks the tokens of every step.
+One engine serves the same requests as free text, and as JSON of a schema, with documents as long as requested. Each
+grammar masks the tokens of every step, over a vocabulary of 128,256.
 """
 
 import pytest

@@ -1,10 +1,10 @@
 """Several GPUs for one small model: one engine over all of them, or a replica on each (arXiv:2404.03353, figure 1)?
 
-Each model runs on 1, 2 and 4 GPUs, if there are so many, at the same total concurrency, and then with a replica on each
-GPU. The report compares requests/s, latency and energy. `--slm-tensor-parallel-size` chooses the numbers of GPUs, and
-`--slm-concurrency` the loads, one of which is usually that of test_replication_gain.py. If a load exceeds the KV memory
-of one GPU, some of its requests wait there. Claims are therefore evaluated at the largest load that fits, because above
-it the gain is memory and not speed. The claim on the largest model is evaluated at its best loads.
+Each model runs on 1, 2 and 4 GPUs, as far as the host has them, at the same total concurrency, and then with a replica
+on each GPU. The report compares requests/s, latency and energy. `--slm-tensor-parallel-size` chooses the numbers of
+GPUs, and `--slm-concurrency` the loads. If a load exceeds the KV memory of one GPU, some of its requests wait there.
+Above the largest load that fits, the gain is therefore memory and not speed, and claims use that load. The claim on the
+largest model uses its best loads.
 """
 
 import pytest
