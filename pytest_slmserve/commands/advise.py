@@ -100,7 +100,6 @@ def measured_now(given: argparse.Namespace) -> QuickRun:
 
 
 def run_advise(given: argparse.Namespace) -> int:
-    """Print the recommendation and return the exit status."""
     slo, quick = check_wanted(given), None
     if given.quick:
         quick = measured_now(given)

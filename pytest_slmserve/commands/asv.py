@@ -4,8 +4,8 @@ The files have the formats of asv 0.6 (results and benchmarks version 2, machine
 better, so every benchmark is a cost.
 
 A sample is the mean of a launch, because repeats within a launch agree with each other more than launches do. asv has
-no field for the launch of a sample, so the entry `LAUNCHES` names it. Names of benchmarks have a hash of the workload
-there. asv shows the hash only if a model has several workloads of one name.
+no field for the launch of a sample, so the entry `LAUNCHES` has it, by the name of the benchmark with a hash of the
+workload. asv shows this hash only if a model has several workloads of one name.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ class Value:
     def joined(self, old: Value) -> Value:
         """Return the value with the launches of an existing file.
 
-        If only one of the two is degraded, only the other one counts.
+        If only one of the two is degraded, the other one counts.
         """
         if self.degraded != old.degraded:
             return old if self.degraded else self
@@ -322,7 +322,7 @@ Rows = dict[str, dict[tuple[str, ...], Value]]  # of a result file: by benchmark
 
 
 def steady_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Return the valid measurements from sweeps of one engine, oldest first."""
+    """Return the valid measurements of single-engine sweeps, oldest first."""
     found = [m for m in measurements if concurrency_of(m) is not None and not problems(m)]
     return sorted(found, key=lambda m: (m.measured_at, m.launch))
 
@@ -412,12 +412,7 @@ def rounded_value(value: float) -> float:
 
 
 def result_files(folder: Path) -> dict[Path, File]:
-    """Return the result files below a folder.
-
-    Raises:
-        BadUsage: if a file is not JSON.
-        TypeError: if a file has no results.
-    """
+    """Return the result files below a folder. Raise BadUsage or TypeError if one is something else."""
     paths = [path for path in sorted(folder.glob("*/*.json")) if path.name != "machine.json"]
     found = {path: read_json(path, HINT) for path in paths}
     if not all(isinstance(file, dict) and "results" in file for file in found.values()):
@@ -450,10 +445,9 @@ def joined_rows(old: Rows, new: Rows) -> Rows:
 
 
 def shown_names(files: Iterable[Rows]) -> dict[str, str]:
-    """Return the name that asv shows for each benchmark.
+    """Return the name that asv shows for each benchmark, without hash unless a model has several workloads of one name.
 
-    It has no hash of the workload, which mostly reflects the vocabulary of the model, unless a model has several
-    workloads of that name.
+    A hash mostly reflects the vocabulary of the model.
     """
     names: dict[tuple[str, str], set[str]] = {}  # by name without a hash and model
     for rows in files:
@@ -517,11 +511,7 @@ def _axes(keys: Iterable[tuple[str, ...]]) -> list[list[str]]:
 
 
 def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
-    """Return the index of the benchmarks in all result files. asv shows only parameters that it lists.
-
-    Args:
-        old: existing index, from which benchmarks of others are kept.
-    """
+    """Return the index of the benchmarks in all result files, and of others in the old index."""
     keys: dict[str, set[tuple[str, ...]]] = {}
     for file in results:
         for name, row in file["results"].items():
@@ -552,7 +542,6 @@ Release = tuple[str, str]  # of vLLM, and the day it came out
 
 
 def initial_files() -> dict[str, str]:
-    """Return the initial files of an asv folder by name: .gitignore, configuration, and releases of vLLM."""
     here = resources.files("pytest_slmserve.commands")
     return {
         ".gitignore": f"/{REPOSITORY}/\n/.asv/\n",

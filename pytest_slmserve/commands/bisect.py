@@ -99,7 +99,6 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     """Run the gates of a release with pytest, and return one for each model, and the reason if there is no outcome.
 
     Raises:
-        BadUsage: if the slow release cannot be gated.
         KeyboardInterrupt: if pytest was interrupted.
     """
     place = given.folder / candidate.release

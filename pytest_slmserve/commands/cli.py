@@ -80,7 +80,7 @@ def add_command(
     Args:
         status: meaning of its exit statuses.
         carry_out: runs the command and returns the exit status.
-        summary: needed for an action; "" means that of the command.
+        summary: of an action; a command has one already.
     """
     words = summary or SUMMARIES[name]
     description = f"{words[0].upper()}{words[1:]}."
@@ -146,13 +146,13 @@ def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:
 def print_result(
     given: argparse.Namespace, facts: Any, rows: Iterable[Any], text: Iterable[str], notes: Iterable[str] = ()
 ) -> None:
-    """Print a result in the format that the options of `add_formats` chose.
+    """Print a result in the chosen format.
 
     Args:
         facts: for JSON, including the notes.
         rows: for CSV.
-        text: parts of the text, one below the other.
-        notes: printed after the text, or with CSV on stderr.
+        text: parts of the text.
+        notes: below the text, or with CSV on stderr.
     """
     from pytest_slmserve.report.as_json import as_csv, as_json
 

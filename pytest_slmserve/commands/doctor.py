@@ -57,7 +57,7 @@ ROOT = Path("/")  # parent of proc, sys and dev
 
 
 def first_of(name: str, found: str, *cases: tuple[object, State, str]) -> Finding:
-    """Return a finding with the state and advice of the first true case, or "ok" if there is none."""
+    """Return a finding with the state and advice of the first true case, else "ok"."""
     state, advice = next(((state, advice) for wrong, state, advice in cases if wrong), ("ok", ""))
     return Finding(name, state, found, advice)
 
@@ -103,7 +103,7 @@ def of_gpu() -> tuple[host.Gpu | None, Finding]:
 
 
 def asking(uuid: str) -> Ask:
-    """Return a function that queries NVML about a device ("": in general). It returns None if NVML has no answer."""
+    """Return a function that queries NVML, about a device unless `uuid` is "", and returns None without an answer."""
     import pynvml
 
     def ask(what: str, *arguments: object) -> Any:
@@ -197,7 +197,6 @@ def of_card_state(ask: Ask) -> Iterator[Finding]:
 
 
 def of_mps() -> Finding:
-    """Return a finding on a control daemon of MPS."""
     folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     with suppress(OSError, ValueError):
         # The daemon writes its process ID next to its pipes, and may leave the file behind.
@@ -255,7 +254,7 @@ def of_a_second(source: host.SensorSource, cores: int) -> list[Finding]:
 
 
 def of_core_speeds() -> Finding:
-    """Return a finding on differences between cores, measured with the host-speed probe on one core at a time.
+    """Return a finding on speed differences between cores.
 
     A hypervisor may hide neighbors that share a physical core.
     """
@@ -378,7 +377,6 @@ def of_catalogue(today: date) -> Finding:
 
 
 def examine(pythons: Sequence[str]) -> list[Finding]:
-    """Return all findings, in order of display."""
     gpu, first = of_gpu()
     device = gpu.uuid if gpu else "cpu"
     findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
@@ -420,7 +418,6 @@ def add_doctor(commands: Commands) -> None:
 
 
 def run_doctor(given: argparse.Namespace) -> int:
-    """Print the findings about this host and the interpreters, or the host cost if it was requested."""
     if given.host_cost is not None:
         return tell_host_cost((given.python or [sys.executable])[0], given.host_cost)
     findings = examine(given.python or [sys.executable])
@@ -433,11 +430,7 @@ EXAMPLES, LENGTHS, SHOWN = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"), (512, 256),
 
 
 def tell_host_cost(python: str, path: Path) -> int:
-    """Measure the CPU cost of this host, print the predicted effect, and write it to a file.
-
-    Args:
-        path: of the file; `Path()` means none.
-    """
+    """Measure the CPU cost of this host, print the predicted effect, and write it to `path` unless that is `Path()`."""
     version = ".".join((host.interpreter(python, {})["python"] or "").split(".")[:2])
     if version != PYTHON:
         hint = f"slmserve doctor --host-cost --python python{PYTHON}"

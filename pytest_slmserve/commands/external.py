@@ -73,8 +73,7 @@ class ExternalResults:
 def external_results(given: argparse.Namespace) -> ExternalResults | None:
     """Return the results of another tool, or None if the files are results files of this package.
 
-    Files are external results if columns are named, if they are CSV, or if they are JSON with the keys of `vllm bench
-    serve`.
+    Files are external results if columns are named, or if they are CSV, or JSON with the keys of `vllm bench serve`.
     """
     suffixes = {path.suffix for path in given.paths}
     named = any(getattr(given, name) for name in NEEDED) or suffixes == {".csv"}
@@ -124,11 +123,7 @@ def columns_missing(rows: Sequence[external.Row], missing: Sequence[str]) -> Bad
 
 
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
-    """Print plateau, Pareto front, saturation model and the batch to choose, from external results.
-
-    Raises:
-        TooFewPoints: if too few loads are left without preemptions.
-    """
+    """Print plateau, Pareto front, saturation model and the batch to choose, from external results."""
     wish = advisor.Objectives(slo=check_wanted(given), threshold=given.efficiency)
     curve, columns, notes = results.curve, results.columns, results.notes
     if len(curve.valid) < FEWEST_POINTS:

@@ -239,12 +239,7 @@ def check_usage(given: argparse.Namespace) -> None:
 
 
 def asked(given: argparse.Namespace) -> Asked:
-    """Return each load with its requests.
-
-    Raises:
-        BadUsage: if the options are wrong.
-        BadDataset: if the trace or the conversations cannot be used.
-    """
+    """Return each load with its requests."""
     given.seed = given.seed or 0
     check_usage(given)
     settle_s = SETTLE_S if given.settle is None else given.settle
@@ -279,11 +274,7 @@ def asked(given: argparse.Namespace) -> Asked:
 
 
 def times_of(given: argparse.Namespace, steps: Sequence[tuple[float, float]], within_s: float) -> tuple[float, ...]:
-    """Return the times in seconds at which the requests of these steps are sent.
-
-    Args:
-        steps: rate in requests/s, and seconds, of each step.
-    """
+    """Return the times in seconds at which the requests of steps of (rate, seconds) are sent."""
     if sum(rate * seconds for rate, seconds in steps) > MOST:
         raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "Use fewer seconds, or a lower rate.")
     times = schedule(steps, given.burstiness, given.seed)
@@ -298,10 +289,6 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
     Args:
         windowed: makes a load with the window of the options.
         length_s: seconds that are replayed.
-
-    Raises:
-        BadDataset: if the trace cannot be used.
-        BadUsage: if no request comes in the window.
     """
     hint, most = "Raise --max-model-len, or shorten --window.", given.max_model_len or LONGEST
     trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length_s * given.speed)
@@ -331,9 +318,6 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
     """Return one workload per load, with as many requests as it sends.
 
     Up to `DISTINCT` requests differ, because a server could answer a repeated one from its prefix cache.
-
-    Raises:
-        BadDataset: if no conversation fits.
     """
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
     numbers = [max(1, min(n, DISTINCT) // given.turns) * given.turns for n in numbers]  # of whole conversations
@@ -405,9 +389,7 @@ def run_measure(given: argparse.Namespace) -> int:
 def measured(
     given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool
 ) -> tuple[list[Measurement], str]:
-    """Return the measurements, and the reason if they are in another file than requested.
-
-    Each measurement is saved before the next one begins.
+    """Return the measurements, each saved before the next, and the reason if they are in another file than requested.
 
     Args:
         own_prompts: no two requests begin alike.

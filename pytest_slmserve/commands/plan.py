@@ -33,7 +33,6 @@ def add_plan(commands: Commands) -> None:
 
 
 def run_plan(command: Parser, given: argparse.Namespace) -> int:
-    """Let pytest collect the tests and print the plan."""
     if {"-h", "--help"} & set(given.words):
         command.print_help()
         return PASSES
@@ -57,10 +56,9 @@ def run_pytest(words: Sequence[str], log: Path, option: str) -> tuple[int, str, 
     """Run pytest with its output in a file, and return its exit status, its first error (or last line), and its hint.
 
     Args:
-        option: hint of the error if the file cannot be written.
+        option: hint if the file cannot be written.
 
     Raises:
-        BadUsage: if the file cannot be written.
         KeyboardInterrupt: if pytest was interrupted.
     """
     try:

@@ -174,11 +174,9 @@ def read_all(given: argparse.Namespace) -> Contents:
 
 
 def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], list[str]]:
-    """Return each gate of the results files once, judged with the noise of a calibration next to its file, and notes.
+    """Return each gate of the results files once, with notes.
 
-    Raises:
-        BadArchive: if the stored terms of a gate cannot be read.
-        BadUsage: if a calibration cannot be read.
+    A calibration next to a file has the noise for its gates.
     """
     found: dict[str, Gated] = {}
     notes: list[str] = []
@@ -194,11 +192,8 @@ def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = Non
     """Return the findings of measurements, with verdicts on the claims that their runs evaluated.
 
     Args:
-        strict: evaluate all claims. So does a run that did not store which claims it evaluated.
+        strict: evaluate all claims, as for a run that did not store its claims.
         slo: limits of a good request, for goodput.
-
-    Raises:
-        BadArchive: if stored claims or plans cannot be read.
     """
     measurements, jobs = contents.measurements, job_points(contents.measurements)
     sweeps = stored_curves(measurements, contents.plans)

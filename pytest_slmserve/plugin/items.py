@@ -639,7 +639,6 @@ class OwnEngine:
 
     @partial(checked, "slm_measure")
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> points.Point:
-        """Measure and return one point."""
         groups = self.session.executor.measure(self.case(concurrency, load), repeats)
         return self.told(points.points_of(chain.from_iterable(groups))[0])
 

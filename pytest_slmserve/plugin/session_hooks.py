@@ -50,8 +50,6 @@ def detail_of(config: pytest.Config) -> Detail:
 
 @dataclass(eq=False, repr=False)
 class SessionHooks:
-    """Hooks of one run."""
-
     config: pytest.Config
     slm: Session
     elsewhere: RayEngines | None = None  # engines of Ray, if the run uses it

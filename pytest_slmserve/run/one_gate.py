@@ -421,7 +421,6 @@ class StartGate(OneGate):
             yield found
 
     def started(self, engine: Engine, paired: GateLaunch) -> ReplicaGroup:
-        """Return the measurement of a start."""
         engine.differ(f"{paired.side} {paired.pair} {paired.caches}", cold=paired.caches == "cold")
         try:
             naps = [engine.nap() for _ in range(NAPS * self.sleeps)]
@@ -558,7 +557,6 @@ class SideBySide(OneGate):
             self.clock.lap()
 
     def window(self, number: int, load: ClosedLoop, window: int, side: Side, second: bool) -> Measurement:
-        """Measure one window of one side."""
         engine, spec = self.living[side], self.specs[side]
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches, window=window)
         if window == 1 and load == self.loads[0]:

@@ -173,7 +173,6 @@ class Session:
             self.reused.update(m.id for m in group)
 
     def findings(self) -> Findings:
-        """Return the findings of this run so far, for its reports."""
         archive = self.executor.archive
         shown = archive.path if archive else None
         if archive and not self.keeps_records:  # the file is temporary, and the HTML report contains it
