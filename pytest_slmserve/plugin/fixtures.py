@@ -79,7 +79,8 @@ def slm_sweep(
 ) -> Callable[..., Curve]:
     """Function that measures several points and returns their curve: `slm_sweep(concurrency=[1, 2, 4])`.
 
-    It measures again until it is decided whether the points reach a plateau, or each exactly `repeats` times.
+    Without `repeats` it measures until it is decided whether the points reach a plateau, or the budget is spent. With
+    `repeats` it measures each point that many times.
     """
     return own_engine(request.node, slm_session, slm_spec, sharegpt).sweep
 

@@ -76,7 +76,7 @@ class EngineAnswer:
     Attributes:
         place: Ray's ID of the node, and the process ID.
         packed: one repeat, from `packed_measurements`.
-        error: an exception would be wrapped by Ray.
+        error: reason if there is none. Ray would wrap an exception.
     """
 
     place: tuple[str, int]

@@ -254,9 +254,10 @@ class Executor:
         self.results.requested |= {key: (case, 0) for key, (case, _) in self.results.requested.items()}
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
-        """Return the number of missing repeats of a case.
+        """Return the number of missing repeats of a case, if each new one is clean.
 
-        None means the repeats of the run, or more if somebody waits for more.
+        Args:
+            repeats: None means those of the run, or more if somebody waits for more.
         """
         if repeats is None:
             repeats = max(self.repeats, self.wanted(case))
@@ -402,7 +403,10 @@ class GpuSlots:
 
 
 def slot_count(options: Options, host: Host) -> int:
-    """Return the number of slots for `--slm-ray local`: as named, else all GPUs, or the NUMA nodes of a CPU."""
+    """Return the number of slots for `--slm-ray local`: as named, else all GPUs, or the NUMA nodes of a CPU.
+
+    There are at most as many simulated GPUs as cores.
+    """
     if named := options.ray.partition(":")[2]:
         return int(named)
     match host.environment.platform:

@@ -265,9 +265,9 @@ class Rounds:
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
         """Measure the loads that the first open verdict depends on, until the budget would decide no further verdict.
 
-        If no load has a second repeat, it is measured without regard to the budget, because there is no verdict without
-        it. Verdicts are evaluated only at the numbers of repeats for which their intervals are made. A repeat is
-        expected to take as long as the one before.
+        If no load has a second repeat, one is measured without regard to the budget, because there is no verdict
+        without it. Verdicts are evaluated only at the numbers of repeats for which their intervals are made. A repeat
+        is expected to take as long as the one before.
         """
         while again := next(filter(None, map(self._next_look, judge())), None):
             in_any_case = not self._noise_known
