@@ -1,7 +1,8 @@
 """Fixtures for your tests and for the built-in benchmarks.
 
 Every run of pytest imports this module, so it imports little. `plugin.items` is loaded before `slm_session` has a
-session, because the hooks of a run that measures import it.
+session, because the hooks of a run that measures import it. `pytest --fixtures` prints only the first paragraph of a
+docstring, so each fixture has one.
 """
 
 from __future__ import annotations
@@ -67,7 +68,6 @@ def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
     """Function that measures and returns one point: `slm_measure(concurrency=64)`.
-
     It also takes `repeats` and the fields of ClosedLoop.
     """
     return own_engine(request.node, slm_session, slm_spec, sharegpt).measure
@@ -78,7 +78,6 @@ def slm_sweep(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Curve]:
     """Function that measures several points and returns their curve: `slm_sweep(concurrency=[1, 2, 4])`.
-
     Without `repeats` it measures until it is decided whether the points reach a plateau, or the budget is spent. With
     `repeats` it measures each point that many times.
     """
@@ -88,7 +87,6 @@ def slm_sweep(
 @pytest.fixture
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
     """Function that recommends a deployment: `slm_advice(slo_itl="2x@32")`.
-
     It uses what this run has measured of the test's model, or of `model`, and measures nothing. The test is
     inconclusive if fewer than two loads are known.
     """
@@ -112,7 +110,6 @@ def slm_point(
     request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry, slm_sweeps: Sweeps | None
 ) -> PlannedCase:
     """Point of the planned sweep, to measure with `slm_point.measure()`.
-
     The options parametrize it over models and concurrencies, or the marker's `points` do: pairs of a model and a
     concurrency.
     """
@@ -123,7 +120,6 @@ def slm_point(
 @pytest.fixture
 def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
     """Function that returns several engines of one model on one device: `slm_replicas(2, sharing="mps")`.
-
     They share by time slicing unless `sharing` is given; "gpus" gives each its own GPU. The model is the first of the
     run unless `model` or `models=[...]`, with one for each engine, is given. Replicas of an endpoint have a URL each.
     The test is skipped if the engines cannot share the device.
@@ -146,7 +142,6 @@ def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carr
 @pytest.fixture
 def slm_job(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
     """Function that serves a job and returns its results: `slm_job(requests=500, rate=10, lengths=(512, 64))`.
-
     Without `rate` all requests arrive at once. Without `lengths` they have the lengths of the options. `burstiness` is
     that of OpenLoop.
     """
@@ -169,7 +164,6 @@ def slm_model(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], Verdict]:
     """Function that evaluates the claim of the `slm` marker for `slm_model`. It measures nothing.
-
     If the claim is expected to fail, or has no expected verdict, the test is an expected failure, unless `slm_strict`
     is set.
     """
@@ -185,7 +179,6 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 @pytest.fixture
 def slm_alone(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], None]:
     """Function that measures two points of `slm_model` again while no other engine of the run works.
-
     They are the smallest and the largest load that were measured next to other engines. Skipped without `--slm-ray
     local`.
     """
@@ -218,7 +211,6 @@ def slm_gates(slm_session: Session) -> Gates:
 @pytest.fixture
 def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], Verdict]:
     """Function that returns a gate's verdict on one endpoint of a model. The options parametrize it.
-
     The gate of a model runs once for all its endpoints. The test is skipped if the endpoint was not measured, and an
     expected failure if it is waived.
     """
@@ -248,7 +240,6 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 @pytest.fixture
 def slm_gpu_sampler(slm_session: Session) -> Watching:
     """Context manager that reads the sensors during a block: `with slm_gpu_sampler() as watched:`.
-
     After the block, `watched` has `telemetry`, `figures` and `health`. `--slm-telemetry` chooses the sensors. The
     fixture raises BadUsage if the run reads no sensors.
     """
@@ -275,6 +266,7 @@ class BenchmarkReporter:
 
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
+        """Function that shows measurements through pytest-benchmark."""
         from pytest_slmserve.report.as_json import benchmark_facts
 
         def carry(measurements: Sequence[Measurement]) -> None:
