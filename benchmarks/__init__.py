@@ -1,1 +1,1 @@
-"""Property tests: each measures, or judges a claim from what was measured. Shipped as pytest_slmserve.benchmarks."""
+"""Benchmarks, each of which measures, or evaluates a claim on measurements. Shipped as pytest_slmserve.benchmarks."""

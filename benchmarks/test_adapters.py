@@ -1,8 +1,8 @@
-"""LoRA adapters, of which each request asks for one: what they cost, and what too few slots for them cost.
+"""LoRA adapters, one for each request: their cost, and the cost of too few slots for them.
 
-The same requests come all at once to the model alone, to one adapter and to many, of a low and of a higher rank, with a
-slot for each on the device; and to many adapters on fewer slots, which vLLM then serves in turn. The papers' engine is
-vLLM too, with made adapters as here; their models are larger.
+The same requests arrive at once for the model alone, one adapter, and many adapters of a low and a higher rank, each
+with a slot. Then many adapters share fewer slots. As in the papers, the engine is vLLM and adapters are generated, but
+the papers' models are larger.
 """
 
 import pytest
@@ -33,29 +33,29 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """The job is served, and every measurement of it can be trusted."""
+    """The measurements of the job can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="adapters-cost-throughput", jobs=JOBS)
 def test_adapters_cost_throughput(slm_claim):
-    """The model alone serves more than with any of the adapters."""
+    """Throughput is higher for the model alone than with any adapters."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="more-adapters-serve-less", jobs=JOBS)
 def test_more_adapters_serve_less(slm_claim):
-    """Many serve less than one, on as many slots."""
+    """Throughput is lower with many adapters than with one, on the same number of slots."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="a-higher-rank-serves-less", jobs=JOBS)
 def test_a_higher_rank_serves_less(slm_claim):
-    """As many of a higher rank serve less."""
+    """Throughput is lower with adapters of a higher rank, for the same number of adapters."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="too-few-slots-starve-requests", jobs=JOBS)
 def test_too_few_slots_starve_requests(slm_claim):
-    """Slots for a part of the adapters serve less than a slot for each."""
+    """Throughput is lower with slots for only some of the adapters than with a slot for each."""
     assert slm_claim()

@@ -1,6 +1,6 @@
-"""Advice that is put to use: an engine with the limits that `slmserve advise` recommends serves what was predicted.
+"""Advice in practice: an engine with the limits that `slmserve advise` recommends performs as predicted.
 
-The advice on a model rests on its sweep, which the points below measure, or --slm-resume has.
+The advice on a model uses its sweep, which the points below measure, unless `--slm-resume` provides it.
 """
 
 import pytest
@@ -28,7 +28,7 @@ REPEATS = 2  # without repeats no noise is known
 
 @pytest.fixture
 def advice(slm_session, slm_model):
-    """The advice on the model, or why it is inconclusive."""
+    """Advice on the model, or the reason why it is inconclusive."""
     try:
         return slm_session.verdicts.advice(slm_model, SLO, EFFICIENCY)
     except Inconclusive as error:
@@ -37,7 +37,7 @@ def advice(slm_session, slm_model):
 
 @pytest.fixture
 def slm_spec(slm_session, slm_model, advice):
-    """The engine of the sweep, with the limits that are advised, if a batch is advised."""
+    """Engine of the sweep, with the recommended limits if a batch is recommended."""
     spec = slm_session.planner.spec(slm_model)
     if isinstance(advice, Inconclusive) or advice.batch is None:
         return spec
@@ -45,7 +45,7 @@ def slm_spec(slm_session, slm_model, advice):
 
 
 def advised(advice):
-    """Return an advice; raise Inconclusive, or skip the test, if no batch is advised."""
+    """Return the advice. Raise Inconclusive, or skip the test, if no batch is recommended."""
     if isinstance(advice, Inconclusive):
         raise advice
     if advice.batch is None:
@@ -54,14 +54,14 @@ def advised(advice):
 
 
 def test_point(slm_point):
-    """It is measured, and every measurement of it can be trusted."""
+    """The measurements of the point can be trusted."""
     assert slm_point.measure()
 
 
 @pytest.mark.slm(needs="own-engine")
 @pytest.mark.parametrize("promise", [UNPREEMPTED, KV_BLOCKS, THROUGHPUT, LATENCY])
 def test_engine_serves_what_was_predicted(slm_session, slm_spec, slm_measure, advice, promise):
-    """It preempts no request and has the predicted KV blocks; throughput and latency are within 15 %."""
+    """The engine preempts no request and has the predicted KV blocks. Throughput and latency are within 15%."""
     advice = advised(advice)
     slm_measure(concurrency=advice.batch, repeats=REPEATS)
     found = [m for m in slm_session.results.measurements() if m.spec == slm_spec and not m.replica]
@@ -74,7 +74,7 @@ def test_engine_serves_what_was_predicted(slm_session, slm_spec, slm_measure, ad
 @pytest.mark.slm(needs="own-engine")
 @pytest.mark.parametrize("sharing", ["time-slicing", "mps"])
 def test_gain_of_several_engines_is_within_its_bound(slm_session, slm_spec, slm_measure, advice, sharing):
-    """Several engines that share the GPU gain at most what one leaves unused, and 15 % more."""
+    """The gain of several engines on one GPU is at most the capacity that one leaves unused, plus 15%."""
     advice = advised(advice)
     fit = advice.replicas
     if fit is None or fit.advised == 1:

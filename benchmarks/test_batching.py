@@ -1,8 +1,8 @@
-"""Ways to batch, side by side on one model: each request alone, static and dynamic batches, continuous batching.
+"""Ways to batch, compared on one model: single requests, static batches, dynamic batches, continuous batching.
 
-All ways get the same requests, whose outputs differ in length as those of conversations do. Transformers' generate()
-serves batches one after the other: a batch lasts as long as its longest output, and its prompts are padded. vLLM makes
-a new batch at every step, with as many sequences at once. So both the way to batch and the engine differ.
+All get the same requests, whose output lengths differ as in conversations. Transformers' generate() serves padded
+batches one after the other, each as long as its longest output. vLLM forms a new batch at every step, so both batching
+and engine differ.
 """
 
 import pytest
@@ -22,17 +22,17 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """The job is served, and every measurement of it can be trusted."""
+    """The measurements of the job can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="continuous-batching-serves-most", jobs=JOBS)
 def test_continuous_batching_serves_most(slm_claim):
-    """It serves more than any other way if all requests are there from the beginning."""
+    """Continuous batching has the highest throughput if all requests arrive at once."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="dynamic-batching-answers-sooner", jobs=JOBS)
 def test_dynamic_batches_answer_sooner_than_static_ones(slm_claim):
-    """If requests come one by one, a static batch waits until it is full."""
+    """Dynamic batches answer sooner if requests arrive one by one, because a static batch waits until it is full."""
     assert slm_claim()

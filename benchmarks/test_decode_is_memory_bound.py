@@ -1,8 +1,8 @@
-"""Large batches do not make decoding compute-bound: the memory stays nearer to its end (arXiv:2503.08311).
+"""Decoding stays memory-bound in large batches: memory is closer to its achievable peak (arXiv:2503.08311).
 
-Requests start together here, so that for most of the time the engine only decodes. If they began one by one, almost
-every step would hold some prompt, and the counters would see prompts as much as decoding. The counter-case is a model
-with grouped keys at a short context: by its shapes its decoding can pass the ridge of the roofline, an OPT's cannot.
+Requests start together, so that most of the time the engine only decodes. Otherwise almost every step would include a
+prompt. The counterexample is a model with grouped keys at a short context: by its configuration its decoding can pass
+the ridge of the roofline, and that of an OPT cannot.
 """
 
 import pytest
@@ -23,7 +23,7 @@ OF_TODAY = [
 
 @pytest.mark.slm(points=DECODING, ramp_up="burst", needs="gpu")
 def test_point_of_decoding(slm_point):
-    """The point is measured, and every measurement of it can be trusted."""
+    """The measurements of the point can be trusted."""
     assert slm_point.measure()
 
 
@@ -31,7 +31,7 @@ def test_point_of_decoding(slm_point):
     claim="decode-stays-memory-bound", models=["opt-125m", "opt-1.3b", "opt-2.7b"], ramp_up="burst", needs="gpu"
 )
 def test_decode_is_memory_bound_at_every_load(slm_claim):
-    """DRAM is nearer to what it can reach than the tensor cores are."""
+    """DRAM is closer to its achievable peak than the tensor cores are."""
     assert slm_claim()
 
 
@@ -40,33 +40,33 @@ def test_decode_is_memory_bound_at_every_load(slm_claim):
     claim="decode-saturates-dram", models=["opt-125m", "opt-1.3b", "opt-2.7b"], ramp_up="burst", needs="gpu"
 )
 def test_decode_saturates_the_memory(slm_claim):
-    """At the largest load DRAM is active for 80 % of what it can reach, or more."""
+    """DRAM activity at the largest load is at least 80% of its achievable peak."""
     assert slm_claim()
 
 
 @pytest.mark.slm_suite("papers")
 @pytest.mark.slm(points=GROUPED_KEYS, lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_point_of_grouped_keys(slm_point):
-    """The point is measured, and every measurement of it can be trusted."""
+    """The measurements of the point can be trusted."""
     assert slm_point.measure()
 
 
 @pytest.mark.slm_suite("papers")
 @pytest.mark.slm(claim="decode-stays-memory-bound", models=["qwen2.5-3b"], lengths=SHORT, ramp_up="burst", needs="gpu")
 def test_grouped_keys_at_a_short_context(slm_claim):
-    """The same claim for a model whose arithmetic allows decoding to be compute-bound."""
+    """Decoding stays memory-bound even for a model whose arithmetic allows it to be compute-bound."""
     assert slm_claim()
 
 
 @pytest.mark.slm_suite("all")
 @pytest.mark.slm(points=[(model, n) for model in OF_TODAY for n in (1, 64, 256)], ramp_up="burst", needs="gpu")
 def test_point_of_a_model_of_today(slm_point):
-    """The point is measured, and every measurement of it can be trusted."""
+    """The measurements of the point can be trusted."""
     assert slm_point.measure()
 
 
 @pytest.mark.slm_suite("all")
 @pytest.mark.slm(claim="decode-stays-memory-bound", models=OF_TODAY, ramp_up="burst", needs="gpu")
 def test_decode_of_a_model_of_today(slm_claim):
-    """Grouped queries, sliding windows and states keep less of each token than an OPT does."""
+    """Decoding stays memory-bound with grouped queries, sliding windows and states, which keep less of each token."""
     assert slm_claim()

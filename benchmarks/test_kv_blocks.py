@@ -1,8 +1,8 @@
-"""Throughput against the number of KV blocks, at one large load: what the memory of a GPU is worth.
+"""Throughput over the number of KV blocks at one large load: the value of GPU memory.
 
-The same requests come all at once to engines whose KV cache holds only some of them at full length, and to one whose
-cache holds all of them and more. With a smaller cache the engine runs a smaller batch, and preempts requests whose
-tokens outgrow it. arXiv:2404.03353 and arXiv:2503.08311 give every model all the memory there is.
+The same requests arrive at once at engines whose KV cache has room for only some of them at full length, and at one
+with room for all. A smaller cache makes the batch smaller, and requests are preempted. arXiv:2404.03353 and
+arXiv:2503.08311 give all memory to every model.
 """
 
 import pytest
@@ -20,11 +20,11 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """The job is served, and every measurement of it can be trusted."""
+    """The measurements of the job can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="throughput-grows-with-kv-blocks", jobs=JOBS)
 def test_throughput_grows_until_the_batch_fits(slm_claim):
-    """With more blocks than that it grows no further, and nothing is preempted."""
+    """Throughput grows with the KV blocks until all requests fit; then it is flat, and nothing is preempted."""
     assert slm_claim()

@@ -1,8 +1,8 @@
-"""Models of about one size and of different families: LLaMA-7B, MPT-7B and GPT-J-6B beside OPT-6.7B.
+"""Models of similar size from different families: LLaMA-7B, MPT-7B and GPT-J-6B compared with OPT-6.7B.
 
 arXiv:2404.03353, figure 2, left: 500 requests of several output lengths, and batches of 16 to 128 requests. MPT has
-biases in its attention (ALiBi), for which vLLM takes its Triton backend here, and releases after 0.28 do not have it.
-On the CPU a tiny model of another architecture shows that it is served at all.
+biases in its attention (ALiBi), for which vLLM uses its Triton backend here. Releases after 0.28 do not have it. On the
+CPU a tiny model shows that another architecture runs.
 """
 
 import pytest
@@ -23,11 +23,11 @@ JOBS = {
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """The job is served, and every measurement of it can be trusted."""
+    """The measurements of the job can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="alike-at-one-size", jobs=JOBS, models=MODELS[1:])
 def test_models_of_one_size_serve_alike(slm_claim):
-    """They serve as many output tokens per second as OPT-6.7B, within a quarter, at every output length and batch."""
+    """Output tokens/s are within a quarter of those of OPT-6.7B, at every output length and batch."""
     assert slm_claim()

@@ -1,8 +1,7 @@
-"""Output lengths from 32 to 256 tokens against arrivals all at once, at 100 and at 10 requests per second.
+"""Output lengths from 32 to 256 tokens, for arrivals all at once, at 100 and at 10 requests per second.
 
-arXiv:2404.03353, figure 2, right, for OPT-6.7B; and the same for OPT-125M, a model that is small. A job is so many
-requests of 512 prompt tokens that arrive independently of each other, served to the end; its throughput is over the
-whole of it.
+arXiv:2404.03353, figure 2, right, for OPT-6.7B, and the same for the small OPT-125M. A job is a number of requests of
+512 prompt tokens that arrive independently and are served to the end. Its throughput is over the whole job.
 """
 
 import math
@@ -37,41 +36,41 @@ AT_ONCE = {
 @pytest.mark.slm_suite("core")
 @pytest.mark.slm(jobs=AT_ONCE)
 def test_job_at_once(slm_job_point):
-    """The job is served, and every measurement of it can be trusted."""
+    """The measurements of the job can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(jobs=JOBS)
 def test_job(slm_job_point):
-    """The job is served, and every measurement of it can be trusted."""
+    """The measurements of the job can be trusted."""
     assert slm_job_point.measure()
 
 
 @pytest.mark.slm(claim="throughput-follows-arrivals", jobs=JOBS)
 def test_throughput_follows_arrivals_at_the_lowest_rate(slm_claim):
-    """Requests are served as fast as they come, whatever the length of their outputs."""
+    """Throughput equals the arrival rate, at every output length."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="longer-outputs-fewer-requests", jobs=JOBS)
 def test_longer_outputs_are_served_more_slowly(slm_claim):
-    """If all requests come at once, eight times the output costs a good part of the requests per second."""
+    """Requests per second fall considerably with eight times the output, if all requests arrive at once."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="longer-outputs-shrink-the-batch", jobs=JOBS)
 def test_longer_outputs_shrink_the_batch(slm_claim):
-    """If all requests come at once, fewer of them are in the engine's batch in the mean."""
+    """The mean batch is smaller with longer outputs, if all requests arrive at once."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="longer-outputs-wait-slightly-longer", jobs=JOBS)
 def test_longer_outputs_wait_slightly_longer(slm_claim):
-    """If all requests come at once, one with eight times the output lasts at most half as long again."""
+    """Latency rises by at most half with eight times the output, if all requests arrive at once."""
     assert slm_claim()
 
 
 @pytest.mark.slm(claim="all-at-once-waits-longer", jobs=JOBS)
 def test_all_at_once_wait_longer(slm_claim):
-    """At every length, requests that come all at once last longer than those of the lowest rate."""
+    """Latency is higher if all requests arrive at once than at the lowest rate, at every output length."""
     assert slm_claim()

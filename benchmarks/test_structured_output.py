@@ -1,7 +1,7 @@
-"""Structured output: what it costs against free text.
+"""Structured output: its cost compared with free text.
 
-The same requests ask one engine for free text, and for JSON by a schema whose documents go on for as long as tokens are
-asked for. The model has a vocabulary of 128,256 words, over which each grammar masks the tokens of every step.
+One engine serves the same requests as free text, and as JSON of a schema, with documents as long as requested. Each
+grammar masks the tokens of every step, over a vocabulary of 128,256.
 """
 
 import pytest
@@ -14,11 +14,11 @@ FORMATS = ("", "json")
 
 @pytest.mark.slm(points=[(MODEL, 16), (MODEL, 256)], lengths=(256, 256), response_format=FORMATS, needs="gpu")
 def test_point_of_a_format(slm_point):
-    """The point is measured, and every measurement of it can be trusted: no output ended early."""
+    """The measurements of the point can be trusted, and no output ended early."""
     assert slm_point.measure()
 
 
 @pytest.mark.slm(claim="structured-output-costs-little", models=[MODEL], needs="gpu")
 def test_structured_output_costs_little(slm_claim):
-    """JSON is served at nine tenths of the rate of free text, or more."""
+    """Throughput of JSON is at least nine tenths of that of free text."""
     assert slm_claim()

@@ -1,6 +1,6 @@
-"""Table 1 of arXiv:2404.03353: the largest batch that fits 0.9 x 40 GiB, by arithmetic.
+"""Table 1 of arXiv:2404.03353: the largest batch that fits into 0.9 x 40 GiB, by arithmetic.
 
-The bytes per block that it rests on are checked against real engines in test_kv_capacity.py.
+test_kv_capacity.py compares the bytes per block that it uses with real engines.
 """
 
 import pytest
@@ -12,7 +12,7 @@ MODELS = ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b")
 
 @pytest.mark.slm(claim="table-1-batch-fits", models=MODELS)
 def test_published_batch_fits_at_full_length(slm_claim):
-    """Every request of the published batch has room for its 768 tokens at the same time."""
+    """All requests of the published batch have room for their 768 tokens at the same time."""
     assert slm_claim()
 
 
@@ -30,5 +30,5 @@ def test_published_size_of_a_batch(slm_claim):
 
 @pytest.mark.slm(claim="table-1-request-size", models=("opt-1.3b",))
 def test_published_size_of_a_request(slm_claim):
-    """The 50 MB of the paper's text are those of 256 tokens, not of the 768 of a request: off by 3."""
+    """The 50 MB of the paper's text are the size of 256 tokens, not of a request's 768: a factor of 3."""
     assert slm_claim()

@@ -1,6 +1,6 @@
-"""pytest-slmserve: measure, judge and advise the serving of small language models with vLLM.
+"""pytest-slmserve: benchmarks, gates and recommendations for small language models served with vLLM.
 
-This module imports nothing on purpose: pytest imports this package in every session, so public names resolve late.
+Public names are imported on first use, because pytest imports this package in every session.
 """
 
 from importlib import import_module

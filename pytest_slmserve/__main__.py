@@ -1,4 +1,4 @@
-"""`slmserve COMMAND`: measure, report, compare and advise on the command line. `commands.cli` names all commands."""
+"""`slmserve COMMAND`: command line of pytest-slmserve. `commands.cli` lists the commands."""
 
 import os
 import sys
@@ -16,7 +16,7 @@ from pytest_slmserve.schema.secrecy import WITH_A_KEY, secret_in
 
 
 def parser(command: str = "") -> Parser:
-    """Return the parser of that command, or of all if it is none of them: no command imports what others need."""
+    """Return the parser of one command, whose module alone is imported, or of all if the name is unknown."""
     groups = [
         f"{title}:\n" + "".join(f"  {name:<9} {summary}\n" for name, summary in group.items())
         for title, group in COMMANDS.items()
@@ -35,7 +35,7 @@ def parser(command: str = "") -> Parser:
 
 
 def check_words(words: Sequence[str]) -> None:
-    """Raise BadUsage for a secret among them, before anything repeats it: who reads records may read it."""
+    """Raise BadUsage if an argument has a secret, before it is printed or written to a results file."""
     option = "the command"
     for word in words:
         name = word.partition("=")[0]
@@ -45,7 +45,11 @@ def check_words(words: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status. Every problem is one sentence on stderr."""
+    """Run a command and return its exit status. Problems become one sentence on stderr.
+
+    Args:
+        arguments: None means those of the process.
+    """
     words = sys.argv[1:] if arguments is None else list(arguments)
     status = FAILS
     try:
@@ -75,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run() -> int:
-    """Run `main`, although the reader of a pipe may leave early, and names may hold what the terminal cannot show."""
+    """Run `main`, and handle Ctrl-C, a closed pipe, and characters that the terminal cannot show."""
     try:
         sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - None where the caller has closed it
         sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115

@@ -1,1 +1,1 @@
-"""The command line: one module for each command, which parses, calls and prints."""
+"""Command line, with one module for each command, which parses, calls and prints. Wrong usage raises BadUsage."""

@@ -1,4 +1,4 @@
-"""`advise`: the batch, the memory and the number of engines to serve a model with."""
+"""`advise` command: recommend a batch size, GPU memory and a number of engines for a model."""
 
 import argparse
 import shlex
@@ -33,7 +33,7 @@ STATUS = (
     f"{cli.PASSES} something is advised; {cli.INCONCLUSIVE} nothing can be; {cli.USAGE} wrong usage or a file that "
     "cannot be read. With --knob, --throughput and --latency the files are external results, as `report` reads them."
 )
-BUDGET_S = 60  # of `--quick`, for all loads of its engine
+BUDGET_S = 60  # of `--quick`, for all loads together
 FOLDER = Path(".slm/quick")
 SWEEP = "pytest_slmserve.benchmarks.test_pareto_plateau"
 TESTS = (f"{SWEEP}::test_point", f"{SWEEP}::test_throughput_reaches_a_plateau")
@@ -71,8 +71,7 @@ def add_advise(commands: cli.Commands) -> None:
 
 
 def measured_now(given: argparse.Namespace) -> QuickRun:
-    """Measure the model by an adaptive sweep of one engine, for a minute at most; its archive is that to advise on.
-    Raises BadUsage if nothing was measured."""
+    """Measure the model of `--quick` in an adaptive sweep, and choose its results file for the advice."""
     words = given.typed[given.typed.index("--") + 1 :] if "--" in given.typed else []
     if len(given.paths) > len(words) or given.model or any(getattr(given, name) for name in NEEDED):
         raise BadUsage("--quick measures a model, and reads no files", f"slmserve advise --quick {given.quick}")
@@ -101,7 +100,6 @@ def measured_now(given: argparse.Namespace) -> QuickRun:
 
 
 def run_advise(given: argparse.Namespace) -> int:
-    """Print batch, memory and number of engines. Raises BadUsage if the files are not what the arguments say."""
     slo, quick = check_wanted(given), None
     if given.quick:
         quick = measured_now(given)
@@ -138,7 +136,7 @@ def run_advise(given: argparse.Namespace) -> int:
         names = {curve.subject for curve in mine}
         mine = with_jobs(mine, [job for job in job_points(contents.measurements) if job.model in names])
     section = in_units(advice_section(found, measured, mine, quick), Findings(curves=mine).unit)
-    with laid_out(every_column=True):  # a column that was asked for is shown on a narrow terminal too
+    with laid_out(every_column=True):  # requested columns are shown on a narrow terminal, too
         text = section_text(section)
     cli.say(as_json(advice_facts(found, measured, mine, quick)) if given.json else text)
     if given.html:

@@ -1,11 +1,11 @@
-"""`asv init|convert|publish`: results for asv (airspeed velocity), and its page, to follow releases of vLLM.
+"""`asv init|convert|publish` command: publish results of vLLM releases with asv (airspeed velocity).
 
-Files are as asv 0.6 reads them: results and benchmarks 2, machine 1. asv knows one direction, lower is better, so every
-quantity is a cost. A result file is of one release on one machine. In it a benchmark has a row, whose entries are lists
-over the product of the benchmark's parameters. The samples of a value are the launches, each the mean of its repeats,
-because repeats within a launch agree with each other more than with the next one. Beside asv's own entries, which have
-no place for it, the file tells of which launch each sample is, by the benchmark's name with the workload's hash. asv's
-own entries have that hash only where one model has several workloads of one name.
+The files have the formats of asv 0.6 (results and benchmarks version 2, machine version 1). For asv lower is always
+better, so every benchmark is a cost.
+
+A sample is the mean of a launch, because repeats within a launch agree with each other more than launches do. asv has
+no field for the launch of a sample, so the entry `LAUNCHES` has it, by the name of the benchmark with a hash of the
+workload. asv shows this hash only if a model has several workloads of one name.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def add_asv(commands: Commands) -> None:
 
 
 def init_asv(given: argparse.Namespace) -> int:
-    """Write the files that are missing, add new releases to the list, and make the repository of all."""
+    """Write the missing files of an asv folder, add new releases to its list, and create or extend their repository."""
     folder: Path = given.into
     listed, repository, files = folder / RELEASES, folder / REPOSITORY, initial_files()
     try:
@@ -101,9 +101,8 @@ def init_asv(given: argparse.Namespace) -> int:
 
 
 def convert_to_asv(given: argparse.Namespace) -> int:
-    """Write a result file for each release and machine, the machine's own, and the list of benchmarks. Notes tell of
-    measurements left out, and of hosts whose launches were taken together."""
-    asv_facts([1.0])  # before what else may be missing: without its statistics there is nothing to write
+    """Write a result file for each release and machine, the files of new machines, and the index of benchmarks."""
+    asv_facts([1.0])  # fail early if asv_runner is missing
     contents = read_all(given)
     found = steady_measurements(contents.measurements)
     if not found:
@@ -143,7 +142,7 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         for place, rows in measured.items()
     }
     listed, path = folder / "benchmarks.json", folder
-    try:  # all that is there is read before anything is written
+    try:  # read all existing files before writing any
         there = result_files(folder)
         benchmarks = read_json(listed, HINT) if listed.exists() else None
         if not isinstance(benchmarks, dict | None):
@@ -183,7 +182,7 @@ LINK = re.compile(
 
 
 def publish_asv(given: argparse.Namespace) -> int:
-    """Make asv's page, put its scripts beside it, and name the releases where a cost changes its level."""
+    """Build asv's page with local copies of its scripts, and print the releases at which a cost changes its level."""
     folder: Path = given.into
     hint = f"slmserve asv init --into {folder}"
     try:
@@ -210,16 +209,15 @@ def publish_asv(given: argparse.Namespace) -> int:
 
 
 def scripts() -> list[str]:
-    """Return the names of the scripts and style sheets that asv's page needs."""
     return sorted(file.name for file in PAGE_FILES.iterdir() if file.name.endswith((".js", ".css")))
 
 
 def with_local_scripts(page: str) -> tuple[str, list[str]]:
-    """Return asv's page with links to the scripts beside it in place of those elsewhere, and the addresses that are
-    left. asv's name of a script may have its version, and tell that it is minified."""
+    """Return asv's page with links to local scripts, and the URLs that are still remote."""
     ours = {name.replace(".min", ""): name for name in scripts()}
 
     def local(link: re.Match[str]) -> str:
+        # asv's name of a script may contain its version and ".min".
         name = ours.get(re.sub(r"-[\d.]+\d|\.min", "", link[3]))
         return f'{link[1]}="{name}"' if name else link[0]
 
@@ -227,11 +225,11 @@ def with_local_scripts(page: str) -> tuple[str, list[str]]:
     return text, [link[2] for link in LINK.finditer(text)]
 
 
-Series = list[tuple[int, str, float]]  # when a release came out in ms, its name, and a cost
+Series = list[tuple[int, str, float]]  # date of a release in ms, its name, and a cost
 
 
 def curves(files: Mapping[Path, File]) -> Iterator[tuple[str, Series]]:
-    """Yield each curve of asv's page by its name, the oldest release first."""
+    """Yield the name and the series of each curve of asv's page, with the oldest release first."""
     found: dict[str, dict[int, tuple[int, str, float]]] = {}
     for file in files.values():
         for benchmark, row in file["results"].items():
@@ -245,7 +243,7 @@ def curves(files: Mapping[Path, File]) -> Iterator[tuple[str, Series]]:
 
 
 def curve_steps(name: str, series: Series) -> Iterator[str]:
-    """Yield a line for each release where a curve changes its level by more than the tolerance."""
+    """Yield a line for each release at which a curve changes its level by more than the tolerance."""
     for step in level_steps([value for *_, value in series]):
         if abs(by := step.ratio.value - 1) > TOLERANCE:
             way = "dearer" if by > 0 else "cheaper"
@@ -254,10 +252,10 @@ def curve_steps(name: str, series: Series) -> Iterator[str]:
 
 DIGITS = 6  # of a sample: far finer than any noise, and short in a file
 UNKNOWN = "unknown"
-# The model is a parameter. How much memory the KV cache gets follows from the card, and does not move the speed of a
-# measurement that stands: one in which requests were thrown out, or had to wait, does not.
+# The model is a parameter. The memory of the KV cache depends on the card, and does not change the speed of a valid
+# measurement, in which no request was preempted or had to wait.
 NO_SETTINGS = ("model", "kv_cache_bytes", "gpu_memory_utilization")
-COSTS = {  # benchmarks by their last name: the unit, and the compared metric of which it is a thousandfold, or inverse
+COSTS = {  # by the last part of a benchmark's name: its unit, and the metric that it is 1,000 times, or 1,000 over
     "seconds_per_1000_requests": ("s/1000 requests", "requests_per_s"),
     "ms_per_output_token": ("ms/token", "tpot_s"),
     "busy_seconds_per_1000_output_tokens": ("s/1000 tokens", "tokens_per_busy_s"),
@@ -265,22 +263,26 @@ COSTS = {  # benchmarks by their last name: the unit, and the compared metric of
 }
 START = "start.seconds_to_start"
 HASH = re.compile(r"-[0-9a-f]{6}(?=\.\w+$)")  # of the workload, in the name of a benchmark
-VERSION = "1"  # of every benchmark: asv passes over results of another
+VERSION = "1"  # of every benchmark; asv ignores results of another version
 STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
 PER_VALUE = ("result", *(f"stats_{name}" for name in STATISTICS), "samples")
 COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
-LAUNCHES = "launches"  # our own entry of a file: by benchmark, of each value its parameters, launches and soundness
+LAUNCHES = "launches"  # our own entry of a file, by benchmark: parameters, launches and `degraded` of each value
 
 File = dict[str, Any]
 
 
-Commit = tuple[str, int]  # of a release in the repository of releases: its hash, and when it was made in seconds
+Commit = tuple[str, int]  # hash and time in seconds of the commit of a release
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkHost:
-    """Identity of one result file: machine, release and the values that place it on one curve of the page; a new driver
-    begins another. The curve excludes torch, because a release of vLLM brings its own."""
+    """Identity of one result file.
+
+    Attributes:
+        curve: values that place the file on one curve of the page. They exclude torch, because each release of vLLM
+            brings its own.
+    """
 
     machine: str
     release: str
@@ -289,21 +291,28 @@ class BenchmarkHost:
 
     @property
     def env_name(self) -> str:
-        """The name of the environment in asv's words, of which there is one for each curve and torch."""
+        """Name of asv's environment, one for each curve and version of torch."""
         return f"vllm-{short_hash([self.curve, self.torch])[:8]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of a benchmark. launches: the sample of each launch. degraded: all of them. measured_ms: time of the
-    latest."""
+    """Value of a benchmark for one combination of its parameters.
+
+    Attributes:
+        launches: sample of each launch.
+        degraded: whether the measurements are questionable.
+    """
 
     launches: dict[str, float]
     measured_ms: int
     degraded: bool = False
 
     def joined(self, old: Value) -> Value:
-        """Return the value with the launches that a file has of it; what is degraded gives way to what is sound."""
+        """Return the value with the launches of an existing file.
+
+        If only one of the two is degraded, the other one counts.
+        """
         if self.degraded != old.degraded:
             return old if self.degraded else self
         return Value(old.launches | self.launches, max(old.measured_ms, self.measured_ms), self.degraded)
@@ -313,22 +322,26 @@ Rows = dict[str, dict[tuple[str, ...], Value]]  # of a result file: by benchmark
 
 
 def steady_measurements(measurements: Iterable[Measurement]) -> list[Measurement]:
-    """Return the valid measurements from sweeps of one engine, in the order measured."""
+    """Return the valid measurements of single-engine sweeps, oldest first."""
     found = [m for m in measurements if concurrency_of(m) is not None and not problems(m)]
     return sorted(found, key=lambda m: (m.measured_at, m.launch))
 
 
 def kind(environment: Environment) -> str:
-    """Return a machine's name if none is given: hosts with the same GPU have the same."""
+    """Return the default name of a machine, from its GPU, or from its CPU and cores."""
     cores = [f"{environment.cores} cores"] if environment.cores else []
     words = [environment.gpu_name] if environment.gpu_name else [environment.cpu or "cpu", *cores]
     return re.sub(r"[^a-z0-9.]+", "-", " ".join(words).lower()).strip("-")
 
 
 def values(found: Sequence[Measurement], machine: str | None = None) -> dict[BenchmarkHost, Rows]:
-    """Return the values of steady measurements by result file. Repeats are chosen, and taken together by launch, as in
-    every comparison. machine: by default the name of the GPU, or of the CPU. Raises BadUsage if one name is for several
-    kinds of machines, or a record is of no release."""
+    """Return the values of steady measurements for each result file.
+
+    Repeats are selected and combined by launch as in every comparison.
+
+    Args:
+        machine: name of the machine; None means the name of its GPU or CPU.
+    """
     kinds = {kind(m.environment) for m in found}
     if machine is not None and len(kinds) > 1:
         raise BadUsage(
@@ -375,12 +388,11 @@ def _benchmark(m: Measurement) -> tuple[str, str, int]:
 
 
 def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
-    """Return the result file that a measurement goes to. The engine's settings are in words, with a hash that also
-    covers the settings that the words leave out."""
     where, spec, limit = m.environment, m.spec, device_figures(m.run).power_limit_w
     if where.vllm is None:
         raise BadUsage("a record names no release of vLLM, as of a simulated engine", "Pass records of real engines.")
     absent = UNKNOWN if where.gpu_name else "none"
+    # The words below name only some settings of the engine, so a hash covers all of them.
     settings = short_hash({name: value for name, value in spec.facts.items() if name not in NO_SETTINGS})
     limits = f"{spec.max_num_seqs} seqs, {spec.max_num_batched_tokens} tokens"
     curve = {
@@ -396,12 +408,11 @@ def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
 
 
 def rounded_value(value: float) -> float:
-    """Return a value as a file holds it."""
     return float(f"{value:.{DIGITS}g}")
 
 
 def result_files(folder: Path) -> dict[Path, File]:
-    """Return the result files below a folder. Raises one of UNUSABLE if one holds no object of JSON."""
+    """Return the result files below a folder. Raise BadUsage or TypeError if one is something else."""
     paths = [path for path in sorted(folder.glob("*/*.json")) if path.name != "machine.json"]
     found = {path: read_json(path, HINT) for path in paths}
     if not all(isinstance(file, dict) and "results" in file for file in found.values()):
@@ -410,7 +421,6 @@ def result_files(folder: Path) -> dict[Path, File]:
 
 
 def file_head(place: BenchmarkHost, commit: Commit) -> File:
-    """Return what a result file tells besides its values."""
     return {
         "version": 2,
         "commit_hash": commit[0],
@@ -426,7 +436,7 @@ def file_head(place: BenchmarkHost, commit: Commit) -> File:
 
 
 def joined_rows(old: Rows, new: Rows) -> Rows:
-    """Return the values of a result file with those that are measured now; launches that were not are kept."""
+    """Return the values of a result file updated with new ones. Launches that were not measured again are kept."""
     rows = {name: dict(row) for name, row in old.items()}
     for name, row in new.items():
         known = rows.setdefault(name, {})
@@ -435,8 +445,10 @@ def joined_rows(old: Rows, new: Rows) -> Rows:
 
 
 def shown_names(files: Iterable[Rows]) -> dict[str, str]:
-    """Return the name that asv shows of each benchmark: without the hash of the workload, unless a model has several
-    workloads of that name. A hash mostly tells of a model's vocabulary."""
+    """Return the name that asv shows for each benchmark, without hash unless a model has several workloads of one name.
+
+    A hash mostly reflects the vocabulary of the model.
+    """
     names: dict[tuple[str, str], set[str]] = {}  # by name without a hash and model
     for rows in files:
         for name, row in rows.items():
@@ -447,8 +459,11 @@ def shown_names(files: Iterable[Rows]) -> dict[str, str]:
 
 
 def rows_as_asv(rows: Rows, names: Mapping[str, str]) -> File:
-    """Return the values of a result file as asv would have written them. names: see `shown_names`. Raises BadUsage if
-    asv_runner is not installed."""
+    """Return the values of a result file in asv's format.
+
+    Args:
+        names: from `shown_names`.
+    """
     results, launches = {}, {}
     for shown, alike in grouped(sorted(rows), names.__getitem__).items():
         row = {key: value for name in alike for key, value in rows[name].items()}
@@ -462,8 +477,10 @@ def rows_as_asv(rows: Rows, names: Mapping[str, str]) -> File:
 
 
 def asv_facts(samples: list[float]) -> dict[str, Any]:
-    """Return a value, the median, with asv's own statistics, of which one launch has none: asv would show them as ±0.
-    Raises BadUsage if asv_runner is not installed."""
+    """Return the median of the samples with asv's statistics.
+
+    One launch has none, because asv would show them as ±0.
+    """
     try:
         from asv_runner.statistics import compute_stats
     except ImportError:
@@ -476,7 +493,7 @@ def asv_facts(samples: list[float]) -> dict[str, Any]:
 
 
 def result_rows(file: File) -> Rows:
-    """Return the values of a result file of ours by names with a hash. Raises one of UNUSABLE if it is none."""
+    """Return the values of a result file of this package, by benchmark name with hash."""
     rows: Rows = {}
     for name, listed in file[LAUNCHES].items():
         row = file["results"].get(name) or file["results"][HASH.sub("", name)]
@@ -494,8 +511,7 @@ def _axes(keys: Iterable[tuple[str, ...]]) -> list[list[str]]:
 
 
 def benchmarks_file(results: Iterable[File], old: File | None = None) -> File:
-    """Return the index of benchmarks in all result files: asv shows no parameter that it does not list. old: the
-    existing file; its benchmarks that are not ours are kept."""
+    """Return the index of the benchmarks in all result files, and of others in the old index."""
     keys: dict[str, set[tuple[str, ...]]] = {}
     for file in results:
         for name, row in file["results"].items():
@@ -526,7 +542,6 @@ Release = tuple[str, str]  # of vLLM, and the day it came out
 
 
 def initial_files() -> dict[str, str]:
-    """Return the files that a folder for asv begins with: what git ignores, a configuration, releases of vLLM."""
     here = resources.files("pytest_slmserve.commands")
     return {
         ".gitignore": f"/{REPOSITORY}/\n/.asv/\n",
@@ -536,13 +551,12 @@ def initial_files() -> dict[str, str]:
 
 
 def releases_in(text: str | bytes) -> list[Release]:
-    """Return a list of releases. Raises ValueError or TypeError if the text holds none."""
     return [(str(release), str(day)) for release, day in json_value(text)]
 
 
 def git(repository: Path, *arguments: str, given: str = "") -> str:
-    """Return the output of git. The user's settings and a hook's variables are skipped: both would change hashes, or
-    the repository meant."""
+    """Return the output of a git command."""
+    # A hook's variables would name another repository, and the user's settings would change hashes.
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     command = ["git", "--git-dir", str(repository), *arguments]
@@ -550,8 +564,11 @@ def git(repository: Path, *arguments: str, given: str = "") -> str:
 
 
 def make_repository(path: Path, rows: Sequence[Release]) -> int:
-    """Make the repository of releases, which has a commit and a tag for each row, or continue it, and return the number
-    of commits added. Raises ValueError if the rows do not continue those that the repository has."""
+    """Create or extend the repository of releases, a commit and a tag per row, and return the number of added commits.
+
+    Raises:
+        ValueError: if the rows do not continue those of the repository, or contain a release twice.
+    """
     if len({release for release, _ in rows}) < len(rows):
         raise ValueError("a release stands there twice: nothing was changed")
     log = git(path, "log", "--reverse", "--format=%s %as", BRANCH) if path.exists() else ""

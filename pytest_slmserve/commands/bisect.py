@@ -1,4 +1,4 @@
-"""`bisect`: the first slow release between a good one and a slow one, by gates against the good one."""
+"""`bisect` command: find the first slow release between a good and a slow one, by gates against the good one."""
 
 import argparse
 import re
@@ -24,13 +24,18 @@ STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
     f"first; {cli.USAGE} wrong usage; {cli.INTERRUPTED} interrupted: run the same command again to continue."
 )
-NOTHING_SAID = (2, 3, 4, 5)  # statuses of pytest that say nothing of a release
+NOTHING_SAID = (2, 3, 4, 5)  # exit statuses of pytest without an outcome for the release
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A release of vLLM. python: its interpreter; if empty, that of the options of pytest. env, engine_arg: variables
-    and engine arguments of its side."""
+    """Release of vLLM.
+
+    Attributes:
+        python: its interpreter; "" means that of the options of pytest.
+        env: environment variables of its side of the gate.
+        engine_arg: engine arguments of its side of the gate.
+    """
 
     release: str
     python: str = ""
@@ -60,7 +65,7 @@ def add_bisect(commands: cli.Commands) -> None:
 
 
 def run_bisect(given: argparse.Namespace) -> int:
-    """Gate the slow release, then the middle of the suspects, until the first slow one is known."""
+    """Gate the slow release, then the middle of the suspects, until the first slow release is known."""
     releases = {each.release: each for each in releases_of(given)}
     told, outcomes, gates_found, wanted = dict[str, str](), dict[str, State](), list[dict[str, Any]](), given.bad
     while wanted is not None:
@@ -91,9 +96,11 @@ def run_bisect(given: argparse.Namespace) -> int:
 
 
 def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple[Sequence[Gated], str]:
-    """Gates of a release by pytest, one for each model, which go on with what their archive has; and why there is no
-    outcome, empty if there is one. Raises BadUsage if the slow release cannot be gated, and KeyboardInterrupt if pytest
-    was interrupted."""
+    """Run the gates of a release with pytest, and return one for each model, and the reason if there is no outcome.
+
+    Raises:
+        KeyboardInterrupt: if pytest was interrupted.
+    """
     place = given.folder / candidate.release
     records, log = place / "records.jsonl", place / "pytest.txt"
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
@@ -110,8 +117,7 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:
-    """Return releases from the good one to the slow one, of the file, else the final ones that pip finds. Raises
-    BadUsage if one is missing, if they stand the other way, and if the file or the index holds no releases."""
+    """Return the releases from the good to the slow one, from the file or else the final releases that pip lists."""
     if given.releases is None:
         if "--slm-simulate" in given.pytest:  # before 9 GB are installed for each release
             raise BadUsage(
@@ -147,8 +153,7 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
 
 
 def side_options(given: argparse.Namespace, release: Release, side: str) -> list[str]:
-    """Return the options of pytest for one side of a gate. If no interpreter is named, pip makes one, else BadUsage is
-    raised if it is not there."""
+    """Return the options of pytest for one side of a gate, after installing the release if no interpreter is named."""
     python = release.python
     if python and not Path(python).exists():
         raise BadUsage(f"there is no interpreter {python}", "Pass --python with {release} in its path.")

@@ -1,4 +1,4 @@
-"""What all commands share: their names, exit statuses, messages about wrong usage, and options that several have."""
+"""Common parts of all commands: names, exit statuses, messages about wrong usage, and shared options."""
 
 import argparse
 import sys
@@ -13,9 +13,9 @@ from pytest_slmserve.schema.printable import printable
 
 T = TypeVar("T")
 PASSES, FAILS, USAGE, INCONCLUSIVE = 0, 1, 4, 10
-INTERRUPTED = 130  # as shells have it
-EXIT_STATUS = {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}  # by what was found
-COMMANDS = {  # by what a user wants: each is added by the function add_NAME of its module here
+INTERRUPTED = 130  # as in shells
+EXIT_STATUS = {State.PASSES: PASSES, State.FAILS: FAILS, State.INCONCLUSIVE: INCONCLUSIVE}  # by outcome
+COMMANDS = {  # by the user's purpose; the function add_NAME of a command's module adds it
     "before measuring": {
         "doctor": "check whether this host can produce reliable measurements",
         "plan": "print what a run would measure, in which order and for how long",
@@ -37,20 +37,22 @@ SUMMARIES = {name: summary for group in COMMANDS.values() for name, summary in g
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return the end of the error about a word that is none of these: the nearest of them, or the first that begins
-    so."""
+    """Return the end of an error about an unknown word: the most similar name, if there is one."""
     near = [name for name in names if name.startswith(word)] or get_close_matches(word, names, 1)
     return f", did you mean {near[0]}?" if near else ""
 
 
 class Parser(argparse.ArgumentParser):
-    """Wrong usage is an error like every other, and an option is typed in full: a prefix may mean another tomorrow."""
+    """Argument parser that raises BadUsage.
+
+    It does not accept prefixes, which may mean another option in a later release.
+    """
 
     def __init__(self, prog: str | None = None, **words: Any) -> None:
         super().__init__(prog, allow_abbrev=False, **words)
 
     def parse_known_args(self, *words: Any) -> Any:  # type: ignore[override]
-        """Refuses what is left over here, where the help of the very command is known, and not at the top."""
+        """Raise BadUsage for unknown arguments here, because the parser of the command knows its own options."""
         given, left_over = super().parse_known_args(*words)
         if left_over:
             options = [option for action in self._actions for option in action.option_strings]
@@ -62,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         raise BadUsage(message, f"{self.prog} --help")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Raises OSError, which argparse itself passes over, if nobody can read the help."""
+        # argparse itself would ignore an OSError, for example because a pipe is closed.
         print(message, end="", file=file or sys.stderr, flush=True)
 
 
@@ -73,8 +75,13 @@ Taker: TypeAlias = "Parser | argparse._ArgumentGroup"  # of arguments
 def add_command(
     commands: Commands, name: str, status: str, carry_out: Callable[[argparse.Namespace], int], summary: str = ""
 ) -> Parser:
-    """Add a command, or an action of one, whose `summary` is not among those of the commands. status: what its exit
-    statuses mean. carry_out: does what the command says, and returns the exit status."""
+    """Add a command, or an action of a command, and return its parser.
+
+    Args:
+        status: meaning of its exit statuses.
+        carry_out: runs the command and returns the exit status.
+        summary: of an action; a command has one already.
+    """
     words = summary or SUMMARIES[name]
     description = f"{words[0].upper()}{words[1:]}."
     command = commands.add_parser(name, help=words, description=description, epilog=f"Exit status: {status}")
@@ -85,7 +92,7 @@ def add_command(
 def add_archives(
     command: Parser, metavar: str, files: str = "a results file that --slm-records wrote", number: str = "+"
 ) -> None:
-    """Add the results files as arguments. number: how many have to be named, as argparse has it."""
+    """Add the results files as arguments."""
     command.add_argument("paths", metavar=metavar, nargs=number, type=Path, help=files)
     command.add_argument("--skip-damaged", action="store_true", help="skip damaged lines, and name them")
     run = "ID, last or all: a run as `report --list` names it (default: the last run that measured each configuration)"
@@ -99,7 +106,11 @@ def add_since(command: Parser) -> None:
 
 
 def add_formats(command: Parser, csv: str = "") -> None:
-    """csv: what has a line of its own in CSV; empty if the command prints no CSV."""
+    """Add the options that choose JSON or CSV.
+
+    Args:
+        csv: description of a CSV line; "" if the command prints no CSV.
+    """
     formats = command.add_mutually_exclusive_group()
     formats.add_argument("--json", action="store_true", help="one JSON object instead of text")
     if csv:
@@ -117,13 +128,15 @@ def add_html(command: Parser) -> None:
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Prints lines on stdout or `file`, which is flushed; control characters are written out: the name of a file may
-    have some, and a terminal shall not obey them."""
+    """Print lines on stdout, or on `file`, which is flushed.
+
+    Control characters are escaped, because a file name may contain some.
+    """
     print("\n".join(printable(line, "\t") for line in text.split("\n")), file=file, flush=file is not None)
 
 
 def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:
-    """Prints each note in lines as wide as the terminal, on stdout or `file`."""
+    """Print notes on stdout or `file`, wrapped at the width of the terminal."""
     from pytest_slmserve.report.text_table import folded
 
     for note in notes:
@@ -133,13 +146,13 @@ def print_notes(notes: Iterable[str], file: TextIO | None = None) -> None:
 def print_result(
     given: argparse.Namespace, facts: Any, rows: Iterable[Any], text: Iterable[str], notes: Iterable[str] = ()
 ) -> None:
-    """Print a result in the format that was chosen by the options of `add_formats`.
+    """Print a result in the chosen format.
 
     Args:
-        facts: For JSON, with the notes.
-        rows: For CSV.
-        text: Parts of the text, one below the other.
-        notes: Follow the text; beside CSV they go to stderr.
+        facts: for JSON, including the notes.
+        rows: for CSV.
+        text: parts of the text.
+        notes: below the text, or with CSV on stderr.
     """
     from pytest_slmserve.report.as_json import as_csv, as_json
 
@@ -154,7 +167,7 @@ def print_result(
 
 
 def typed(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Return a parser of `options.table`, whose ValueError says which values are allowed, as argparse takes it."""
+    """Return a parser of `options.table`, whose ValueError names the allowed values, as argparse needs it."""
 
     def value(text: str) -> T:
         try:

@@ -1,4 +1,4 @@
-"""`compare`: runs of several archives, or of one, side by side with the first one; and baselines stored for that."""
+"""`compare` command: compare runs of one or several results files with the first, and manage stored baselines."""
 
 import argparse
 from collections import Counter
@@ -29,7 +29,7 @@ STATUS = (
     f"{cli.PASSES} no metric is worse; {cli.FAILS} one is; {cli.INCONCLUSIVE} none is for certain but one is "
     f"inconclusive, or nothing could be compared; {cli.USAGE} wrong usage or an unreadable results file."
 )
-# What of the environment is shown, by the line it stands in.
+# Fields of the environment that are shown, by line.
 LINES = {
     "device": (("", "gpu_name"), ("", "gpu_memory_bytes"), ("driver ", "driver")),
     "software": (("vLLM ", "vllm"), ("torch ", "torch"), ("CUDA ", "cuda"), ("Python ", "python")),
@@ -63,7 +63,7 @@ def add_compare(commands: cli.Commands) -> None:
 
 
 def run_compare(given: argparse.Namespace) -> int:
-    """Print each candidate beside the baseline, or save, list or show stored baselines. The worst one is the status."""
+    """Print each candidate next to the baseline, or manage baselines. The worst candidate sets the status."""
     if given.list:
         return list_baselines(given)
     if given.show is not None:
@@ -99,7 +99,7 @@ def run_compare(given: argparse.Namespace) -> int:
 
 
 def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
-    """Sides to be compared, the baseline first. Raises BadUsage where there are fewer than two."""
+    """Return the sides of the comparison, the baseline first."""
     by_name = baselines.kept_archives(given.folder)
     paths = [path if is_file(path) else by_name.get(str(path), path) for path in given.paths]
     archives = [store.read(path, skip_damaged=given.skip_damaged) for path in paths]
@@ -131,13 +131,13 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
 
 
 def command_of(contents: store.Contents) -> str:
-    """Return the command of `slmserve measure` by which an archive was last measured; empty if it was none."""
+    """Return the `slmserve measure` command that last wrote to a results file, or "" if another program did."""
     commands = [str(plan.get("command", "")) for _, plan in contents.plans]
     return commands[-1] if commands and commands[-1].startswith("slmserve measure ") else ""
 
 
 def save_baselines(given: argparse.Namespace) -> int:
-    """Keep the valid measurements of archives, and say where, and what was left out and why."""
+    """Save the valid measurements as baselines, and print where they are, and what was excluded and why."""
     given.run = "".join(given.run)
     contents = read_all(given)
     kept, left_out = baselines.accept(
@@ -145,7 +145,6 @@ def save_baselines(given: argparse.Namespace) -> int:
     )
 
     def print_reasons(words: str, found: Iterable[tuple[Measurement, str]]) -> None:
-        """Print a line for each load and reason, with how often."""
         lines = Counter(f"{short_name(m.spec.model)} at {m.load.title}: {why}" for m, why in found)
         for text, count in sorted(lines.items()):
             cli.say(f"{words}: {text}{f' ({count} times)' if count > 1 else ''}")
@@ -161,7 +160,6 @@ def save_baselines(given: argparse.Namespace) -> int:
 
 
 def list_baselines(given: argparse.Namespace) -> int:
-    """Print a line for each baseline, and a note on each that cannot be read, and return the exit status."""
     found = [_baseline_facts(*each) for each in baselines.baselines(given.folder).items()]
     if given.json:
         cli.say(as_json(found))
@@ -180,7 +178,6 @@ def list_baselines(given: argparse.Namespace) -> int:
 
 
 def show_baseline(given: argparse.Namespace) -> int:
-    """Print launches, dates, environment and the tables of `report` of one baseline, and return the exit status."""
     path, found = baselines.baseline(given.folder, given.show)
     seen = _baseline_facts(path, found)
     tables = replace(judged_again(replace(found, sessions=())), judged=[], history=[])
@@ -206,8 +203,7 @@ def show_baseline(given: argparse.Namespace) -> int:
 
 
 def _baseline_facts(path: Path, found: store.Contents) -> dict[str, Any]:
-    """Return facts on a baseline for JSON. measured: when, first and last. environment: the distinct values of each
-    entry."""
+    """Return facts for JSON, with the first and last time ("measured") and the distinct values of the environment."""
     seen = found.measurements
     values = {
         name: dict.fromkeys(getattr(m.environment, name) for m in seen) for line in LINES.values() for _, name in line

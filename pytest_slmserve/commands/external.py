@@ -1,4 +1,4 @@
-"""External results, a CSV or vLLM's own JSON, as `report` and `advise` read them: their options and their report."""
+"""External results from a CSV file or the JSON of another tool: options of `report` and `advise`, and their report."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ from pytest_slmserve.report.sweeps import UNSETTLED, sweep_section
 from pytest_slmserve.report.text_table import counted, figure, hundredths
 from pytest_slmserve.schema.errors import BadUsage, TooFewPoints
 
-NEEDED = ("knob", "throughput", "latency")  # columns that have to be named
+NEEDED = ("knob", "throughput", "latency")  # columns that must be named
 VLLMS = {  # columns of `vllm bench serve --save-result`, by the options that name them
     "knob": "max_concurrency",
     "throughput": "output_throughput",
@@ -41,7 +41,7 @@ COLUMN_OPTIONS = (
 
 
 def add_columns(command: cli.Taker) -> None:
-    """Add the arguments that name the columns of external results, that choose their rows, and the batch wanted."""
+    """Add options that name the columns of external results, select rows, and set the limits of the batch."""
     for name, meaning in COLUMN_OPTIONS:
         command.add_argument(f"--{name}", metavar="NAME", help=meaning)
     unit = "unit of that column, if its name does not end in _ms or _s"
@@ -58,7 +58,11 @@ def add_columns(command: cli.Taker) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ExternalResults:
-    """Results of another tool as a curve. kv_blocks: of the engine's KV cache, None if not known."""
+    """Results of another tool as a curve.
+
+    Attributes:
+        kv_blocks: number of blocks of the engine's KV cache; None if unknown.
+    """
 
     curve: Curve
     columns: external.Columns
@@ -67,10 +71,9 @@ class ExternalResults:
 
 
 def external_results(given: argparse.Namespace) -> ExternalResults | None:
-    """Return the results of another tool in the files, or None if the files are archives of ours.
+    """Return the results of another tool, or None if the files are results files of this package.
 
-    Files are external results if columns are named, if they are CSV, or if they are JSON with the keys of `vllm bench
-    serve`. Raises BadUsage if they cannot be read, if a column is not named or not there, and if runs are wanted.
+    Files are external results if columns are named, or if they are CSV, or JSON with the keys of `vllm bench serve`.
     """
     suffixes = {path.suffix for path in given.paths}
     named = any(getattr(given, name) for name in NEEDED) or suffixes == {".csv"}
@@ -92,7 +95,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
             f"there are no results in {', '.join(path.name for path in given.paths)}", "Pass a file with results."
         )
     names: dict[str, Any] = {field.name: getattr(given, field.name, None) for field in fields(external.Columns)}
-    # Those that vLLM's own results have need not be named.
+    # Columns of vLLM's own results need no name.
     usual = {option: name for option, name in VLLMS.items() if all(name in row.cells for row in rows)}
     names |= {option: names[option] or name for option, name in usual.items()}
     if missing := [name for name in NEEDED if names[name] is None]:
@@ -108,8 +111,7 @@ def external_results(given: argparse.Namespace) -> ExternalResults | None:
 
 
 def columns_missing(rows: Sequence[external.Row], missing: Sequence[str]) -> BadUsage:
-    """Return the error of results whose columns were not named, and are not all vLLM's: which of vLLM's are not there,
-    and which are."""
+    """Return the error for unnamed columns in results of a tool other than `vllm bench serve`."""
     cells = {name: value for row in rows for name, value in row.cells.items()}
     there = [name for name, value in cells.items() if not isinstance(value, (list, dict))]
     lacks = " and no ".join(VLLMS[name] for name in missing)
@@ -121,7 +123,7 @@ def columns_missing(rows: Sequence[external.Row], missing: Sequence[str]) -> Bad
 
 
 def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
-    """Print plateau, Pareto front, saturation law and the batch to choose, from external results."""
+    """Print plateau, Pareto front, saturation model and the batch to choose, from external results."""
     wish = advisor.Objectives(slo=check_wanted(given), threshold=given.efficiency)
     curve, columns, notes = results.curve, results.columns, results.notes
     if len(curve.valid) < FEWEST_POINTS:
@@ -139,8 +141,12 @@ def report_external(given: argparse.Namespace, results: ExternalResults) -> int:
 
 
 def external_report(results: ExternalResults, found: advisor.Plan, tolerance: float) -> tuple[Section, dict[str, Any]]:
-    """Return the section of a sweep with the batch to choose and notes; and its facts for JSON, in seconds and shares.
-    found: advice on this curve only. tolerance: gain per doubling below which throughput counts as flat."""
+    """Return the section of a sweep with the batch to choose, and its facts for JSON in seconds and shares.
+
+    Args:
+        found: recommendation for this curve only.
+        tolerance: gain per doubling below which throughput counts as flat.
+    """
     (advice,), curve, notes = found.advices, results.curve, list(_notes(results, found))
     seen, b_half = advice.decision, advice.subject.b_half
     alone = Findings(curves=[curve], flat=tolerance, b_half=b_half)
@@ -175,7 +181,7 @@ def external_report(results: ExternalResults, found: advisor.Plan, tolerance: fl
 
 
 def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
-    """Yield caveats, and findings by Little's law: output rate times latency is the number of concurrent requests."""
+    """Yield caveats and checks by Little's law: output rate times latency is the number of concurrent requests."""
     curve, columns = results.curve, results.columns
     yield from results.notes
     yield from found.advices[0].decision.notes
@@ -215,7 +221,7 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
 
 
 def check_wanted(given: argparse.Namespace) -> Slo | None:
-    """Return the latency objective, if any. Raises BadUsage where a number is out of range."""
+    """Return the latency objective, or None."""
     if given.b_half is not None and not 0 < given.b_half < 1e9:
         raise BadUsage(f"--b-half {given.b_half:g} is not a batch", "Pass a number above 0.")
     return parse_relative_slo(given.slo_itl) if given.slo_itl is not None else None

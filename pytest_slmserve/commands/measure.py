@@ -1,4 +1,4 @@
-"""`measure`: loads on a server that already runs, without pytest; the same client, checks and records."""
+"""`measure` command: measure loads on a running server without pytest, with the same client, checks and records."""
 
 import argparse
 import json
@@ -43,11 +43,11 @@ from pytest_slmserve.workload.tokens import VOCABULARY
 
 WINDOW_S = 10.0
 SETTLE_S = 5.0
-MOST = 10_000_000  # requests of a load, or tokens of one: a run holds each of them
+MOST = 10_000_000  # requests of a load, or tokens of a request, because a run keeps all of them in memory
 LONGEST = 2048  # tokens of a request of a trace
 INPUT, OUTPUT = 512, 256
-CYCLE = 1024  # requests through which a closed loop goes
-DISTINCT = 16_384  # requests that are made at most: as many as a minute at 250/s
+CYCLE = 1024  # requests that a closed loop repeats
+DISTINCT = 16_384  # most requests that are generated: enough for a minute at 250/s
 LOADS = ("max_concurrency", "request_rate", "ramp", "trace")
 HELD_BACK = ["max_concurrency", "request_rate"]
 SHOWN = 100  # characters of JSON that cannot be read
@@ -149,12 +149,12 @@ def rates(text: str) -> tuple[float, ...]:
 
 
 def seconds(text: str, zero: bool = False) -> float:
-    """Return a duration, 30 or 30s. zero: whether it may be 0."""
+    """Return the seconds of a duration such as 30 or 30s, which may be 0 if `zero`."""
     return positive(text.strip().removesuffix("s"), zero)
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """Raises BadUsage if it is none."""
+    """Return the object of a JSON text, and raise BadUsage for any other text."""
     try:
         found = json_value(text, kept=True)
     except ValueError:
@@ -165,7 +165,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def check_usage(given: argparse.Namespace) -> None:
-    """Raises BadUsage if nothing says what the load is, or something was typed that is wrong or would be ignored."""
+    """Raise BadUsage if no load is given, or an option is wrong or would be ignored."""
     typed = [name for name in LOADS if getattr(given, name) is not None]
     users, number, sent, ramp = given.max_concurrency, given.num_prompts, given.request_rate or (), given.ramp or ()
     counted = number is not None
@@ -239,12 +239,12 @@ def check_usage(given: argparse.Namespace) -> None:
 
 
 def asked(given: argparse.Namespace) -> Asked:
-    """Return each load with its requests. Raises BadUsage, and BadDataset for a trace that is none."""
+    """Return each load with its requests."""
     given.seed = given.seed or 0
     check_usage(given)
     settle_s = SETTLE_S if given.settle is None else given.settle
     window_s = given.window or WINDOW_S
-    length_s = 2 * settle_s + window_s  # it goes on after the window, so that what was sent in it ends under the load
+    length_s = 2 * settle_s + window_s  # the load continues after the window, for the requests sent in it
     windowed = partial(OpenLoop, window_s=window_s, settle_s=settle_s)
     if given.trace:
         return [traced(given, windowed, length_s)]
@@ -274,7 +274,7 @@ def asked(given: argparse.Namespace) -> Asked:
 
 
 def times_of(given: argparse.Namespace, steps: Sequence[tuple[float, float]], within_s: float) -> tuple[float, ...]:
-    """When the requests of these steps are sent, in seconds. Raises BadUsage if there are none, or too many."""
+    """Return the times in seconds at which the requests of steps of (rate, seconds) are sent."""
     if sum(rate * seconds for rate, seconds in steps) > MOST:
         raise BadUsage(f"more than {MOST:,} requests come within {within_s:g} s", "Use fewer seconds, or a lower rate.")
     times = schedule(steps, given.burstiness, given.seed)
@@ -284,7 +284,12 @@ def times_of(given: argparse.Namespace, steps: Sequence[tuple[float, float]], wi
 
 
 def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_s: float) -> tuple[Load, Workload]:
-    """Return a trace's own times and lengths, from its beginning. Raises BadDataset if no request of it counts."""
+    """Return the load and the requests of a trace, with its own times and lengths.
+
+    Args:
+        windowed: makes a load with the window of the options.
+        length_s: seconds that are replayed.
+    """
     hint, most = "Raise --max-model-len, or shorten --window.", given.max_model_len or LONGEST
     trace = load_trace(given.trace, max_model_len=most, hint=hint, until_s=length_s * given.speed)
     words = f"trace {trace.source} {short_hash(trace.times())}, speed {given.speed:g}"
@@ -310,8 +315,10 @@ def traced(given: argparse.Namespace, windowed: Callable[..., OpenLoop], length_
 
 
 def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workload]:
-    """One workload per load, with as many requests as the load sends, all distinct while there are enough, because a
-    server's prefix cache would answer a repeat from its memory. Raises BadDataset if no conversation fits."""
+    """Return one workload per load, with as many requests as it sends.
+
+    Up to `DISTINCT` requests differ, because a server could answer a repeated one from its prefix cache.
+    """
     numbers = [len(load.times) if isinstance(load, OpenLoop) else load.requests or CYCLE for load in loads]
     numbers = [max(1, min(n, DISTINCT) // given.turns) * given.turns for n in numbers]  # of whole conversations
     number = min(sum(numbers), DISTINCT // given.turns * given.turns)
@@ -334,14 +341,13 @@ def workloads_of(loads: Sequence[Load], given: argparse.Namespace) -> list[Workl
 
 
 def least_seconds(load: Load) -> float:
-    """Return seconds that a load takes at least: how long the requests of an endpoint last is not known beforehand."""
+    """Return the least seconds that a load takes. The duration of an endpoint's requests is unknown beforehand."""
     if load.requests is not None:
         return load.requests / load.rate if isinstance(load, OpenLoop) else 0.0
     return (load.window_s or 0.0) + (2 * load.settle_s if isinstance(load, OpenLoop) else 0.0)
 
 
 def run_measure(given: argparse.Namespace) -> int:
-    """Measure the loads one after the other, keep them, and print the result."""
     enough, failed = given.attainment or ATTAINMENT, given.allow_failed
     if not 0 <= failed <= MOST_FAILED:
         problem = f"--allow-failed {failed:g}: the client gives a load up where more than {MOST_FAILED:g} fail"
@@ -353,7 +359,7 @@ def run_measure(given: argparse.Namespace) -> int:
     if given.html:  # before anything is measured
         check_replaceable(given.html)
     given.model = given.model or only_model(specs.completed(given.endpoint), given.timeout)
-    own_prompts = given.seed is None  # who gives one wants the very requests again
+    own_prompts = given.seed is None  # a seed asks for the same requests again
     wanted = asked(given)
     if given.attainment is not None and len(wanted) == 1 and not given.ramp:
         raise BadUsage("--attainment needs several rates or steps", "--request-rate 10,20,40")
@@ -383,8 +389,11 @@ def run_measure(given: argparse.Namespace) -> int:
 def measured(
     given: argparse.Namespace, wanted: Asked, export: Export | None, own_prompts: bool
 ) -> tuple[list[Measurement], str]:
-    """Return the measurements, each in the archive when the next begins; and the reason if they are in another file.
-    own_prompts: no two requests begin alike."""
+    """Return the measurements, each saved before the next, and the reason if they are in another file than requested.
+
+    Args:
+        own_prompts: no two requests begin alike.
+    """
     further = tuple((name, json.dumps(value)) for name, value in sorted(given.extra_body.items()))
     remotely = EngineSpec(given.model, platform="remote", interface="endpoint", url=specs.completed(given.endpoint))
     may, facts = given.allow_prefix_cache or given.trace_prefixes, known_model(given.model)
@@ -394,7 +403,6 @@ def measured(
     least_s = [least_seconds(load) for load, _ in wanted]
 
     def status(elapsed_s: float = 0.0) -> Status:
-        """Return the load under way; the time left is what all loads take at least."""
         number = len(found)
         place = f"load {number + 1} of {len(wanted)}" if len(wanted) > 1 else ""
         left_s = max(0.0, least_s[number] - elapsed_s) + sum(least_s[number + 1 :])
@@ -407,12 +415,12 @@ def measured(
         undo.callback(line.show, None)
         with of_a_command(BadUsage, BadArchive):
             archive = undo.enter_context(Archive.open(given.records, moves=True))
-            # Without the claims `report` would judge all of the papers.
+            # Without this list `report` would evaluate all claims of the papers.
             archive.begin({}, {"claims": [], "command": shlex.join(["slmserve", *given.typed])})
         client = {"timeout_s": given.timeout, "processes": given.processes}
         engine = undo.enter_context(closing(EndpointEngine(spec, own_prompts=own_prompts, **client)))
         here = this_host("remote")
-        sampler, _ = open_sampler("host", "none", INTERVAL_S)  # what others do to the client is not the server's
+        sampler, _ = open_sampler("host", "none", INTERVAL_S)  # of the client's host
         assert sampler
         undo.callback(sampler.close)
         for load, workload in wanted:

@@ -1,4 +1,4 @@
-"""`pairs`: is the candidate slower? For pairs of numbers of any tool, by the same rule as `--slm-gate`."""
+"""`pairs` command: decide by the rule of `--slm-gate` whether a candidate is slower, from pairs of any tool."""
 
 import argparse
 from functools import partial
@@ -40,7 +40,6 @@ def add_pairs(commands: cli.Commands) -> None:
 
 
 def run_pairs(given: argparse.Namespace) -> int:
-    """Print the verdict, and return its exit status."""
     rows = external.read_results(given.path)
     if not rows:
         raise BadUsage(

@@ -1,4 +1,4 @@
-"""`plan`: what a run would measure, in which order, on how many GPUs and for how long, before anything starts."""
+"""`plan` command: print what a run would measure, in which order, on how many GPUs and for how long."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ STATUS = (
 def add_plan(commands: Commands) -> None:
     text = SUMMARIES["plan"]
     words = "arguments as for pytest (default: --slm-gpu and the built-in benchmarks)"
-    # No word is one of ours: all of them are pytest's.
+    # All words are arguments of pytest.
     command = commands.add_parser(
         "plan", help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=STATUS, prefix_chars="\0", add_help=False
     )
@@ -33,7 +33,6 @@ def add_plan(commands: Commands) -> None:
 
 
 def run_plan(command: Parser, given: argparse.Namespace) -> int:
-    """Let pytest collect the items that it would run, and print the plan. Starts no engine."""
     if {"-h", "--help"} & set(given.words):
         command.print_help()
         return PASSES
@@ -48,15 +47,20 @@ def run_plan(command: Parser, given: argparse.Namespace) -> int:
 
 
 def has_mode(words: Sequence[str]) -> bool:
-    """Return whether these words for pytest, or a variable, say on which engine to measure."""
+    """Return whether arguments of pytest, or a variable, choose the engine on which to measure."""
     named = any(word.partition("=")[0] in MODES for word in words)
     return named or any(os.environ.get(mode.strip("-").replace("-", "_").upper()) for mode in MODES)
 
 
 def run_pytest(words: Sequence[str], log: Path, option: str) -> tuple[int, str, str]:
-    """Run pytest, which prints into the file `log`. Return its exit status, its first error, else its last line, and
-    what it says to type; "" without. option: which names the folder. Raises BadUsage if nothing can be written there,
-    and KeyboardInterrupt if pytest was interrupted."""
+    """Run pytest with its output in a file, and return its exit status, its first error (or last line), and its hint.
+
+    Args:
+        option: hint if the file cannot be written.
+
+    Raises:
+        KeyboardInterrupt: if pytest was interrupted.
+    """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         out = open(log, "w", encoding="utf-8", opener=single)  # noqa: SIM115 - closed below
@@ -74,8 +78,10 @@ def run_pytest(words: Sequence[str], log: Path, option: str) -> tuple[int, str, 
 
 
 def with_tests(words: Sequence[str]) -> list[str]:
-    """Return words for pytest, followed by the built-in benchmarks unless some of them name tests: a path, or what
-    follows `--pyargs`. Values of our options are put behind "=", because a path that stands alone is one of tests."""
+    """Return arguments of pytest, followed by the built-in benchmarks unless a path or `--pyargs` names tests.
+
+    Options and their values are joined with "=", because pytest would read a separate path as tests.
+    """
     flags = {opt.flag for opt in OPTS if not opt.is_flag and not opt.bare}
     joined: list[str] = []
     for word in words:

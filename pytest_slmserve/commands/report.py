@@ -1,4 +1,4 @@
-"""`report`: what archives hold, as text, data, a page and pictures, with no GPU, no vLLM and no pytest."""
+"""`report` command: print results files as text, data, HTML report and charts, without a GPU, vLLM or pytest."""
 
 import argparse
 import shlex
@@ -71,7 +71,7 @@ def add_report(commands: cli.Commands) -> None:
 
 
 def run_report(given: argparse.Namespace) -> int:
-    """Print tables and verdicts of archives or of external results, name their runs, or merge them."""
+    """Print tables and verdicts of results files or of external results, list their runs, or merge them."""
     if given.list:
         return list_runs(given)
     if given.merge is not None:
@@ -91,7 +91,7 @@ def run_report(given: argparse.Namespace) -> int:
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
     states = [*(kinds[each.outcome] for each in found.outcomes), *(each.outcome for each in gates)]
     if found.curves or found.jobs or found.loads:
-        states.append(State.PASSES)  # because nothing is claimed of them
+        states.append(State.PASSES)  # there is no claim about them
     commands = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
     try:  # the command that made these records, unless they are of several commands
         command = printable(shlex.join(shlex.split(commands[0]))) if len(commands) == 1 else ""
@@ -122,7 +122,7 @@ def run_report(given: argparse.Namespace) -> int:
 
 
 def merge_archives(given: argparse.Namespace) -> int:
-    """Add the records of all archives to one, and print how many were new."""
+    """Merge results files into one, and print how many measurements were new."""
     if given.run or given.since:
         raise BadUsage("--merge takes whole results files", "Use --merge without --run and --since.")
     for path in given.paths:
@@ -136,7 +136,6 @@ def merge_archives(given: argparse.Namespace) -> int:
 
 
 def list_runs(given: argparse.Namespace) -> int:
-    """Print a line for each run of the archives, and return the exit status."""
     archives = {path: store.read(path, skip_damaged=given.skip_damaged) for path in given.paths}
     rows = [
         {
@@ -153,7 +152,7 @@ def list_runs(given: argparse.Namespace) -> int:
 
 
 def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
-    """Yield the text, as wide as the terminal: all tables, or the summary and loads that are no points of a sweep."""
+    """Yield the text: all tables, or the summary and the loads that are not points of a sweep."""
     with laid_out(every_column=detail == "all"):
         yield from (text for text, _ in (screen(found) if detail == "summary" else tables(found)))
         if detail == "summary":
@@ -164,19 +163,21 @@ def report_lines(found: Findings, detail: Detail) -> Iterator[str]:
 
 
 def read_archives(given: argparse.Namespace) -> list[tuple[Path, Contents]]:
-    """Return path and contents of each archive, also of those inside a page, of the runs that are wanted."""
+    """Return the path and the selected runs of each results file, including those inside HTML reports."""
     found = [each for path in given.paths for each in store.read_each(path, skip_damaged=given.skip_damaged)]
     return [(path, store.chosen(contents, given.run, given.since)) for path, contents in found]
 
 
 def read_all(given: argparse.Namespace) -> Contents:
-    """Return the contents of all archives as if they were one: sweeps of one engine and workload become repeats."""
+    """Return the contents of all results files as one. Sweeps of the same engine and workload become repeats."""
     return store.as_one([contents for _, contents in read_archives(given)])
 
 
 def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], list[str]]:
-    """Return each gate of the archives once, judged with the noise of a calibration next to its archive, and notes.
-    Raises BadArchive if stored terms cannot be read, BadUsage if a calibration cannot."""
+    """Return each gate of the results files once, with notes.
+
+    A calibration next to a file has the noise for its gates.
+    """
     found: dict[str, Gated] = {}
     notes: list[str] = []
     for path, contents in archives:
@@ -188,13 +189,17 @@ def gates_of(archives: Sequence[tuple[Path, Contents]]) -> tuple[list[Gated], li
 
 
 def judged_again(contents: Contents, strict: bool = False, slo: Slo | None = None) -> Findings:
-    """Return what was measured, with verdicts on the claims that the runs judged; on all claims if `strict`, or if a
-    run does not tell which ones. Raises BadArchive if stored claims or plans cannot be read."""
+    """Return the findings of measurements, with verdicts on the claims that their runs evaluated.
+
+    Args:
+        strict: evaluate all claims, as for a run that did not store its claims.
+        slo: limits of a good request, for goodput.
+    """
     measurements, jobs = contents.measurements, job_points(contents.measurements)
     sweeps = stored_curves(measurements, contents.plans)
     curves = with_jobs(sweeps, jobs)
     judged = judge_all(curves, table.ROWS, rows_from(contents.claims)) if curves else []
-    # Claims that the tests of these runs judge, unless one of them, an older one, does not tell.
+    # Claims that the tests of these runs evaluate; an older run may not have stored them.
     told = [names for session in contents.sessions if isinstance(names := session.plan.get("claims"), list)]
     all_tell = told and len(told) == len(contents.sessions)
     names = {str(name) for each in told for name in each} if all_tell and not strict else None

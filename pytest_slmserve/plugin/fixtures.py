@@ -1,7 +1,8 @@
-"""Fixtures for a user's own tests and for the shipped benchmarks.
+"""Fixtures for your tests and for the built-in benchmarks.
 
-Every run of pytest imports this module, and few need more. `plugin.items` is there by the time that `slm_session` has a
-session, because the hooks of such a run import it.
+Every run of pytest imports this module, so it imports little. `plugin.items` is loaded before `slm_session` has a
+session, because the hooks of a run that measures import it. `pytest --fixtures` prints only the first paragraph of a
+docstring, so each fixture has one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def slm_session(request: pytest.FixtureRequest) -> Session:
-    """The session of this run: options, host, engines, archive, measurements."""
+    """Session of this run: options, host, engines, results file and measurements."""
     if plugin.SESSION not in request.config.stash:  # a test that asks by `getfixturevalue` was not known to measure
         pytest.skip(plugin.NEEDS_A_MODE)
     return request.config.stash[plugin.SESSION]
@@ -41,24 +42,24 @@ def slm_session(request: pytest.FixtureRequest) -> Session:
 
 @pytest.fixture
 def slm_spec(request: pytest.FixtureRequest, slm_session: Session) -> EngineSpec:
-    """The engine this test asks for by its `slm` marker. Override it to ask in another way."""
+    """Engine that the `slm` marker of this test describes. Override this fixture to use another engine."""
     return plugin.items.spec_from_marker(slm_session, plugin.items.words_of(request.node))
 
 
 @pytest.fixture
 def slm_engine(slm_session: Session, slm_spec: EngineSpec) -> Engine:
-    """The interface to the session's engine for `slm_spec`: started at its first use, shared with later tests."""
+    """Engine for `slm_spec`. It starts at its first use, and later tests share it."""
     return slm_session.devices.start(slm_spec)  # type: ignore[return-value]  # no replicas
 
 
 @pytest.fixture
 def sharegpt(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Workload:
-    """Requests from ShareGPT conversations for this test's model, as long as its marker or the options want them."""
+    """Requests from ShareGPT for this test's model, with the lengths of its marker or of the options."""
     return slm_session.planner.workload(slm_spec.model, plugin.items.words_of(request.node))
 
 
 def own_engine(node: pytest.Item, session: Session, spec: EngineSpec, workload: Workload) -> plugin.items.OwnEngine:
-    """Return what measures points of the engine that a test asks for, and tells JUnit of them."""
+    """Return the engine of a test, which measures points and adds their figures to the JUnit file."""
     return plugin.items.OwnEngine(session, spec, workload, plugin.items.words_of(node), node.user_properties)
 
 
@@ -66,7 +67,9 @@ def own_engine(node: pytest.Item, session: Session, spec: EngineSpec, workload: 
 def slm_measure(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Point]:
-    """`slm_measure(concurrency=64)` measures one point and returns it; more words are fields of ClosedLoop."""
+    """Function that measures and returns one point: `slm_measure(concurrency=64)`.
+    It also takes `repeats` and the fields of ClosedLoop.
+    """
     return own_engine(request.node, slm_session, slm_spec, sharegpt).measure
 
 
@@ -74,15 +77,19 @@ def slm_measure(
 def slm_sweep(
     request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec, sharegpt: Workload
 ) -> Callable[..., Curve]:
-    """`slm_sweep(concurrency=[1, 2, 4])` measures these points in rounds, and on until it is decided whether they
-    reach a plateau; it returns their curve, ready to be judged. With `repeats` it measures each so many times."""
+    """Function that measures several points and returns their curve: `slm_sweep(concurrency=[1, 2, 4])`.
+    Without `repeats` it measures until it is decided whether the points reach a plateau, or the budget is spent. With
+    `repeats` it measures each point that many times.
+    """
     return own_engine(request.node, slm_session, slm_spec, sharegpt).sweep
 
 
 @pytest.fixture
 def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advice]:
-    """`slm_advice(slo_itl="2x@32")` tells what to deploy, by all that this run has measured of this test's model, or of
-    `model`. It measures nothing: if fewer than two loads are known, the test is inconclusive."""
+    """Function that recommends a deployment: `slm_advice(slo_itl="2x@32")`.
+    It uses what this run has measured of the test's model, or of `model`, and measures nothing. The test is
+    inconclusive if fewer than two loads are known.
+    """
 
     def advise(slo_itl: str | None = None, *, efficiency: float = 0.1, model: str | None = None) -> Advice:
         return slm_session.verdicts.advice(model or slm_spec.model, slo_itl, efficiency)
@@ -92,8 +99,7 @@ def slm_advice(slm_session: Session, slm_spec: EngineSpec) -> Callable[..., Advi
 
 @pytest.fixture(scope="session")
 def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps | None:
-    """The curves of the points of this run, with the loads and the claims that its items ask for; None if Ray
-    measures."""
+    """Curves that the tests of this run measure, with their loads and claims; None if Ray measures."""
     if slm_session.executor.fetch:
         return None
     return plugin.items.planned_sweeps(slm_session, plugin.items.plans_of(request.session.items))
@@ -103,60 +109,63 @@ def slm_sweeps(request: pytest.FixtureRequest, slm_session: Session) -> Sweeps |
 def slm_point(
     request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry, slm_sweeps: Sweeps | None
 ) -> PlannedCase:
-    """One point of the planned sweep; parametrised over models and batches by the options, or by the marker's
-    `points`: pairs of a model and the concurrent requests."""
+    """Point of the planned sweep, to measure with `slm_point.measure()`.
+    The options parametrize it over models and concurrencies, or the marker's `points` do: pairs of a model and a
+    concurrency.
+    """
     [plan] = plugin.items.plans_of([request.node])
     return plugin.items.PlannedCase(slm_session, request.param, slm_carrier, slm_sweeps if plan.swept else None)
 
 
 @pytest.fixture
 def slm_replicas(slm_session: Session) -> Callable[..., SharedEngines]:
-    """`slm_replicas(2, sharing="mps")` gives two engines of the run's first model on one device, by time slicing unless
-    it is said otherwise, with sharing="gpus" on one each; `models=[...]` gives one engine of each. Of endpoints, each
-    has its URL. The test is skipped, with the reason, if that cannot be."""
+    """Function that returns several engines of one model on one device: `slm_replicas(2, sharing="mps")`.
+    They share by time slicing unless `sharing` is given; "gpus" gives each its own GPU. The model is the first of the
+    run unless `model` or `models=[...]`, with one for each engine, is given. Replicas of an endpoint have a URL each.
+    The test is skipped if the engines cannot share the device.
+    """
     return plugin.items.checked("slm_replicas", plugin.items.shared_engines, slm_session)
 
 
 @pytest.fixture
 def slm_replica_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
-    """A single engine, or so many replicas of a model; parametrised over models, numbers and ways of sharing by the
-    options."""
+    """Single engine, or replicas of a model. The options parametrize it over models, numbers and ways of sharing."""
     return plugin.items.PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
 def slm_job_point(request: pytest.FixtureRequest, slm_session: Session, slm_carrier: Carry) -> PlannedCase:
-    """One job: so many requests, arriving at a rate, served to the end; parametrised by the marker's `jobs`."""
+    """Job: a number of requests that arrive at a rate, served to the end. The marker's `jobs` parametrize it."""
     return plugin.items.PlannedCase(slm_session, request.param, slm_carrier)
 
 
 @pytest.fixture
 def slm_job(request: pytest.FixtureRequest, slm_session: Session, slm_spec: EngineSpec) -> Callable[..., JobPoint]:
-    """`slm_job(requests=500, rate=10, lengths=(512, 64))` serves one job and returns what was found; without a
-    rate all at once, without lengths those of the options. burstiness: as of an `OpenLoop`."""
+    """Function that serves a job and returns its results: `slm_job(requests=500, rate=10, lengths=(512, 64))`.
+    Without `rate` all requests arrive at once. Without `lengths` they have the lengths of the options. `burstiness` is
+    that of OpenLoop.
+    """
     words = plugin.items.words_of(request.node)
     return plugin.items.checked("slm_job", plugin.items.own_job, slm_session, slm_spec, words)
 
 
 @pytest.fixture
 def slm_gpus_point(request: pytest.FixtureRequest, slm_session: Session) -> PlannedCase:
-    """One engine over several GPUs, or a replica on each; parametrised over models, GPUs and loads by the marker and
-    the options."""
+    """Engine over several GPUs, or a replica on each. Marker and options parametrize it over models, GPUs and loads."""
     return plugin.items.PlannedCase(slm_session, request.param)
 
 
 @pytest.fixture
 def slm_model(request: pytest.FixtureRequest) -> str:
-    """A model of the sweep; parametrised by the options."""
+    """Model of the sweep. The options parametrize it."""
     return str(request.param)
 
 
 @pytest.fixture
 def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], Verdict]:
-    """Judges the claim named by the `slm` marker for `slm_model`, from what was measured; measures nothing.
-
-    If the claims table expects it to fail, or does not know, the item is an expected failure, unless `slm_strict` is
-    given.
+    """Function that evaluates the claim of the `slm` marker for `slm_model`. It measures nothing.
+    If the claim is expected to fail, or has no expected verdict, the test is an expected failure, unless `slm_strict`
+    is set.
     """
     [plan] = plugin.items.plans_of([request.node])
     assert plan.claim, "slm_model is parametrised"
@@ -169,15 +178,17 @@ def slm_claim(request: pytest.FixtureRequest, slm_session: Session, slm_model: s
 
 @pytest.fixture
 def slm_alone(request: pytest.FixtureRequest, slm_session: Session, slm_model: str) -> Callable[[], None]:
-    """Measures two cells of `slm_model` once more, when no other engine of the run works: the smallest and the largest
-    load of those that were measured next to others. Skipped without `--slm-ray local`."""
+    """Function that measures two points of `slm_model` again while no other engine of the run works.
+    They are the smallest and the largest load that were measured next to other engines. Skipped without `--slm-ray
+    local`.
+    """
     engines = request.config.stash[plugin.ELSEWHERE]
     return lambda: engines.measure_alone(slm_session, slm_model)
 
 
 @pytest.fixture(scope="session")
 def slm_baseline(request: pytest.FixtureRequest) -> StoredBaseline:
-    """The stored baseline that `--slm-baseline` names; without that option, tests that request it are skipped."""
+    """Stored baseline of `--slm-baseline`. Without that option, tests that request it are skipped."""
     if plugin.BASELINE not in request.config.stash:
         pytest.skip("no baseline to compare with: needs --slm-baseline")
     return request.config.stash[plugin.BASELINE]
@@ -185,13 +196,13 @@ def slm_baseline(request: pytest.FixtureRequest) -> StoredBaseline:
 
 @pytest.fixture
 def slm_against_baseline(slm_baseline: StoredBaseline, slm_model: str) -> Callable[[], Verdict]:
-    """Holds what was measured of `slm_model` against the stored baseline; measures nothing."""
+    """Function that compares the measurements of `slm_model` with the stored baseline. It measures nothing."""
     return lambda: slm_baseline.judge(slm_model)
 
 
 @pytest.fixture(scope="session")
 def slm_gates(slm_session: Session) -> Gates:
-    """The gates of this run: `slm_gates.of("opt-1.3b")` measures pairs of launches until the outcome is known."""
+    """Gates of this run: `slm_gates.of("opt-1.3b")` launches pairs until the outcome is known."""
     from pytest_slmserve.run.gate import Gates
 
     return Gates(slm_session)
@@ -199,9 +210,9 @@ def slm_gates(slm_session: Session) -> Gates:
 
 @pytest.fixture
 def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], Verdict]:
-    """Runs the gate of a model, once for all its endpoints, and gives the verdict on one; parametrised by the options.
-
-    The test is skipped if nothing was measured of that endpoint, and an expected failure if it is waived.
+    """Function that returns a gate's verdict on one endpoint of a model. The options parametrize it.
+    The gate of a model runs once for all its endpoints. The test is skipped if the endpoint was not measured, and an
+    expected failure if it is waived.
     """
     from pytest_slmserve.analysis.gate.diagnosis import explained
 
@@ -228,9 +239,10 @@ def slm_gate(request: pytest.FixtureRequest, slm_gates: Gates) -> Callable[[], V
 
 @pytest.fixture
 def slm_gpu_sampler(slm_session: Session) -> Watching:
-    """Reads the sensors during a block, `with slm_gpu_sampler() as watched:`. Then `watched` has the rows, the figures
-    and the verdict over them. `--slm-telemetry` chooses what it reads. Raises BadUsage if the run reads no
-    sensors."""
+    """Context manager that reads the sensors during a block: `with slm_gpu_sampler() as watched:`.
+    After the block, `watched` has `telemetry`, `figures` and `health`. `--slm-telemetry` chooses the sensors. The
+    fixture raises BadUsage if the run reads no sensors.
+    """
     sampler, environment = slm_session.devices.own_sampler(), slm_session.host.environment
     if sampler is None:
         raise BadUsage("no sensors are read in this run", "Remove --slm-telemetry off.")
@@ -239,22 +251,22 @@ def slm_gpu_sampler(slm_session: Session) -> Watching:
 
 @pytest.fixture
 def dcgm(slm_gpu_sampler: Watching) -> Watching:
-    """Alias of `slm_gpu_sampler` under a familiar name: fields are keyed by DCGM's numbers, whichever source is
-    read."""
+    """Alias of `slm_gpu_sampler`. Fields have the numbers of DCGM, whichever source is read."""
     return slm_gpu_sampler
 
 
 @pytest.fixture
 def slm_carrier() -> Carry:
-    """Shows points to nobody else; `BenchmarkReporter` has the carrier of runs with pytest-benchmark."""
+    """Function that shows measurements to pytest-benchmark, or does nothing if it is not active."""
     return lambda measurements: None
 
 
 class BenchmarkReporter:
-    """Shows a point through pytest-benchmark: seconds per request, one round per repeat, metrics in `extra_info`."""
+    """Plugin that shows points in pytest-benchmark, in seconds per request, with a round for each repeat."""
 
     @pytest.fixture
     def slm_carrier(self, benchmark: Any) -> Iterator[Carry]:
+        """Function that shows measurements through pytest-benchmark."""
         from pytest_slmserve.report.as_json import benchmark_facts
 
         def carry(measurements: Sequence[Measurement]) -> None:
@@ -271,8 +283,10 @@ class BenchmarkReporter:
 
     @pytest.hookimpl(wrapper=True, optionalhook=True)
     def pytest_benchmark_group_stats(self, config: pytest.Config) -> Generator[None, Any, Any]:
-        """Leave points of ours in pytest-benchmark's own table if all is shown, or if it compares or draws. Their
-        groups say that a time there is that of a request, not of the test."""
+        """Remove our points from pytest-benchmark's table, unless all is shown, or runs are compared or drawn.
+
+        Groups of our points say that a time is per request, not per test.
+        """
         from pytest_slmserve.plugin.session_hooks import detail_of
 
         wanted = config.getoption("benchmark_compare") or config.getoption("benchmark_histogram")

@@ -1,7 +1,7 @@
 """Hooks of every run of pytest: options, fixtures, and the skip of tests that measure if no mode was chosen.
 
-pytest imports this module in every run of every project that has it installed, so whatever is heavy is imported only if
-a mode (`--slm-gpu`, `--slm-simulate` ...) asks for a session; `session_hooks` has the hooks of such a run.
+pytest imports this module in every project, so heavy modules are imported only if a mode such as `--slm-gpu` is chosen.
+`session_hooks` has the hooks of such a run.
 """
 
 import os
@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(opt.flag, action=action, default=None, help=text.replace("%", "%%"), dest=opt.key, **words)
 
 
-@pytest.hookimpl(wrapper=True)  # conftest files may add options of this prefix, so their names are known afterwards
+@pytest.hookimpl(wrapper=True)  # conftest files may add options with this prefix
 def pytest_load_initial_conftests(parser: pytest.Parser, args: list[str]) -> Generator[None, None, None]:
     yield
     if not any(word.startswith("--slm-") for word in args):
@@ -54,8 +54,8 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     given = {opt.name: None if opt.ini_only else config.getoption(opt.key) for opt in OPTS}
-    # As their file has them: `getini` refuses lists and booleans of TOML for a text, and an option may be given as
-    # either. pytest keeps types from release 9 on.
+    # Values as in the file, because `getini` refuses lists and booleans of TOML for a text option. pytest keeps types
+    # from release 9 on.
     of_ini = {key: value.value for key, value in getattr(config, "_inicfg", {}).items()}
     ini = {opt.key: of_ini[opt.key] if opt.key in of_ini else config.getini(opt.key) for opt in OPTS}
     options: Options | None = None  # in a project that does not measure
@@ -91,8 +91,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _warn_of_misread_path(config: pytest.Config) -> None:
-    """Warn if pytest took a path after one of our options for tests, and so another project for the root of the run:
-    when it looks for the root it does not know our options yet."""
+    # pytest does not know our options yet when it looks for the root. It takes a path after one of them for tests, and
+    # another project for the root.
     here, root, chosen = config.invocation_params.dir, config.rootpath, config.option
     own = config.inipath is not None and here.is_relative_to(root)
     if own or chosen.rootdir or chosen.inifilename:
@@ -109,7 +109,7 @@ def _warn_of_misread_path(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One item for each test that would be parametrised by the options, if no mode was chosen."""
+    """Create one item for each test that the options would parametrize, if no mode was chosen."""
     wanted = PARAMETRISED & set(metafunc.fixturenames)
     if wanted and SESSION not in metafunc.config.stash:
         metafunc.parametrize(next(iter(wanted)), [pytest.param(None, id="-")], indirect=True)
@@ -117,7 +117,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip items that measure if no mode was chosen. On a runner that is there to measure they are errors."""
+    """Skip items that measure if no mode was chosen. With SLM_REQUIRE_GPU=1 raise UsageError instead."""
     measured = [] if SESSION in config.stash else list(filter(is_measured, items))
     if measured and os.environ.get("SLM_REQUIRE_GPU") == "1":
         raise pytest.UsageError(f"slmserve: SLM_REQUIRE_GPU=1, but {measured[0].nodeid} {NEEDS_A_MODE}")

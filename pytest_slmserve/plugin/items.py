@@ -1,5 +1,4 @@
-"""Test items of a run that measures: their parameters, what each needs of an engine, their order, and what their
-fixtures give them."""
+"""Test items of a run that measures: parameters, needed engines, order, and the objects that fixtures return."""
 
 from __future__ import annotations
 
@@ -47,27 +46,27 @@ from pytest_slmserve.schema.specs import ClosedLoop, Engines, EngineSpec, Replic
 from pytest_slmserve.telemetry.sampler import Sampler
 from pytest_slmserve.workload.arrivals import job
 
-# Figures of a point that a JUnit file has of each test that measured it.
+# Figures of a point in the JUnit file.
 JUNIT = ("output_tokens_per_s", "requests_per_s", "ttft_p99_s", "tpot_s", "e2e_s", "valid")
-# Words of the slm marker that do not choose the engine.
+# Keyword arguments of the slm marker that do not choose the engine.
 NOT_OF_THE_ENGINE = (
     *planning.COMPARED,
     *("claim", "models", "points", "lengths", "lora", "ramp_up", "needs", "gpus", "jobs", "gate"),
 )
-# Calls that give a verdict. A test that does not assert it passes whatever was found.
+# Calls that return a verdict. A test that does not assert it always passes.
 VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
 VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
-# Fixtures that measure what the body of a test requests, or an engine's own words.
+# Fixtures whose measurements only the body of a test determines.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})
-# Fixtures whose requests or engines may be of the words that are compared over, and the option for all of a run.
+# Fixtures that read the keyword arguments `COMPARED`, and the option that sets each for the whole run.
 COMPARING = frozenset({"slm_engine", "slm_measure", "slm_point", "slm_sweep"})
 ASKED = {
     "prefix_share": "--slm-prefix-share",
     "speculation": "--slm-engine-arg",
     "response_format": "-o slm_response_format",
 }
-# Reasons why an endpoint skips an item, by what the marker says that the item needs.
+# Reasons to skip an item at an endpoint, by the marker's `needs`.
 NEEDS: dict[str, str] = {
     "gpu": "reads a GPU's counters: needs --slm-gpu or --slm-simulate",
     "own-engine": "asks an engine for what an endpoint does not tell: needs --slm-gpu or --slm-cpu",
@@ -76,33 +75,33 @@ HINT = ": --slm"  # at the end of a reason to skip a test, an option with which 
 WITHOUT_THE_OPTION = ("simulated", "cpu")  # platforms on which a marker may say that a gate needs no --slm-gate
 PACKAGE = Path(__file__).parents[1]
 SHIPPED_MODULE = "pytest_slmserve.benchmarks"
-LOOKED_AT = 100  # kinds of measurements, and cases, that are compared to say what differs
+LOOKED_AT = 100  # kinds of measurements, and cases, that are compared to find differences
 CLAUSES = 3
 NOBODY, NOTHING = Samples(*[()] * 8), Steps(*[()] * 7)
-Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to whoever else is there
+Carry = Callable[[Sequence[Measurement]], None]  # shows measurements to another plugin
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class ItemPlan:
-    """What a test item measures or reads. It is found once, when all items are collected."""
+    """Plan of a test item: what it measures or reads. It is made once, when all items are collected."""
 
     name: str
     skipped: bool = False  # it does not run, and has none of the following
-    case: Case | None = None  # that its parameter has it measure
-    engine: Engines | None = None  # that it needs, or whose measurements it reads; None for a model not swept here
-    model: str | None = None  # whose measurements it reads, if its parameter names one
-    gate: str | None = None  # the model whose gate it carries out, if its parameter names one
-    claim: Question | None = None  # that it judges, of its model
-    swept: bool = False  # its case is measured with its curve, not as one more of a planned sweep that a marker names
-    compares: bool = False  # two sides
-    reads: bool = False  # what other items have measured
-    starts: bool = False  # without a case, it needs the engine for itself; one that only reads does not
+    case: Case | None = None  # to measure, from its parameter
+    engine: Engines | None = None  # needed, or the one whose measurements it reads; None for a model that is not swept
+    model: str | None = None  # whose measurements it reads, from its parameter
+    gate: str | None = None  # model whose gate it runs, from its parameter
+    claim: Question | None = None  # on its model, to evaluate
+    swept: bool = False  # its case is measured with its curve; a marker's point of a planned sweep is not
+    compares: bool = False  # compares two sides
+    reads: bool = False  # reads measurements of other items
+    starts: bool = False  # needs a running engine even without a case; an item that only reads does not
     open: bool = False  # only its body determines what it measures
 
 
 def plans_of(items: Sequence[Any]) -> list[ItemPlan]:
-    """Return the plans of items, in their order; an empty plan for an item that measures nothing."""
+    """Return the plan of each item, an empty one for an item that measures nothing."""
     return [item.stash[PLAN] if PLAN in item.stash else ItemPlan(item.name) for item in items]
 
 
@@ -111,11 +110,11 @@ def cases_of_items(plans: Sequence[ItemPlan]) -> list[Case]:
     return list({plan.case.key: plan.case for plan in plans if plan.case}.values())
 
 
-# Words of markers
+# Keyword arguments of markers
 
 
 def words_of(item: Any) -> dict[str, Any]:
-    """Return words of the item's slm marker and of those that its parameters have."""
+    """Return the keyword arguments of an item's slm marker, and of those of its parameters."""
     words: dict[str, Any] = {}
     for mark in (item.get_closest_marker("slm"), *getattr(item, "own_markers", ())):
         words |= mark.kwargs if mark and mark.name == "slm" else {}
@@ -123,7 +122,7 @@ def words_of(item: Any) -> dict[str, Any]:
 
 
 def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
-    """Return the engine that a marker asks for. Raises BadUsage for an impossible one."""
+    """Return the engine that a marker describes. Raise BadUsage if it is impossible."""
     own = {word: value for word, value in words.items() if word not in ("model", *NOT_OF_THE_ENGINE)}
     model = words.get("model") or session.planner.models[0]
     options = planning.engine_options(words, session.options.engine_arg)
@@ -134,12 +133,12 @@ def spec_from_marker(session: Session, words: Mapping[str, Any]) -> EngineSpec:
 
 
 def values_of(given: Any) -> Sequence[Any]:
-    """Return the values of a word that may have several."""
+    """Return the values of a keyword argument, which may be one value or several."""
     return given if isinstance(given, list | tuple) and given else [given]
 
 
 def check_item(item: Any) -> None:
-    """Raise BadUsage if the words of an item's slm marker are wrong, or say nothing, or its body drops a verdict."""
+    """Raise BadUsage if an item's slm marker is wrong or has no effect, or if its body does not assert a verdict."""
     marker, words = item.get_closest_marker("slm"), words_of(item)
     if marker and marker.args:
         given = ", ".join(map(repr, marker.args))
@@ -155,14 +154,14 @@ def check_item(item: Any) -> None:
         raise BadUsage(why, "Use --slm-models=MODEL and --slm-engine-arg NAME=JSON.")
     if "lengths" in words:
         planning.checked_lengths(words["lengths"])
-    planning.engine_options(words)  # which raises for adapters that are none
+    planning.engine_options(words)  # which raises BadUsage for wrong adapters
     model, ramp_up, gpus, gate, needs = map(words.get, ("model", "ramp_up", "gpus", "gate", "needs"))
     shares = values_of(words.get("prefix_share"))
     is_share = all(isinstance(one, int | float) and not isinstance(one, bool) and 0 <= one < 1 for one in shares)
     turns, switches = words.get("turns"), values_of(words.get("cached"))
     drafts, of_points = words.get("speculation"), "slm_point" in item.fixturenames
     sides = values_of(drafts) if of_points else [drafts]
-    checks = {  # of each word: whether its value is one, what the error says if not, and what to type
+    checks = {  # by argument: whether its value is right, else the problem and the hint
         "model": (isinstance(model, str), "is not a name of a model", 'model="opt-125m"'),
         "prefix_share": (
             is_share,
@@ -218,7 +217,7 @@ def check_item(item: Any) -> None:
         return
     try:
         body = ast.walk(ast.parse(dedent(inspect.getsource(item.function))))
-    except (AttributeError, OSError, SyntaxError, TypeError):  # made by code, or no function
+    except (AttributeError, OSError, SyntaxError, TypeError):  # without source code, or not a function
         return
     for each in body:
         match each:
@@ -228,12 +227,12 @@ def check_item(item: Any) -> None:
 
 # Parameters
 
-# The one parameter of an item if models were chosen that are none of its own, or if none fits.
+# The only parameter of an item if none of its models was chosen, or none fits.
 NONE_THERE = pytest.param(None, id="-", marks=pytest.mark.skip(reason="none of its models is measured in this run"))
 
 
 class Clock:
-    """A timer for pytest-benchmark that is advanced by the time of an engine, not by that of the test."""
+    """Timer for pytest-benchmark that advances by the time of an engine, not by that of the test."""
 
     now = 0.0
 
@@ -251,15 +250,19 @@ CLOCK = Clock()
 
 
 def carries_out_gates(session: Session, words: Mapping[str, Any]) -> bool:
-    """Return whether a test of a gate runs. The word `gate` of its marker is `--slm-gate` on the platform it names."""
+    """Return whether a test of a gate runs: with `--slm-gate`, or on the platform that its marker names."""
     return session.options.gate or (words.get("gate") == session.platform and not session.options.ray)
 
 
 def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> list[Any]:
-    """Return the parameters of a fixture that the options and the marker's words determine: cases; of `slm_gate` models
-    with the endpoints that a gate compares, a single None without a gate; of `slm_model` the models of the sweep, those
-    that the marker names, or those of its jobs that can be measured here. Raises BadUsage for a marker that does not
-    fit the options, and for a gate that could not be carried out."""
+    """Return the parameters of a fixture: cases, or for `slm_gate` models with endpoints, and for `slm_model` models.
+
+    Without a gate, the only parameter of `slm_gate` is None. The models are those of the sweep, of the marker, or of
+    its jobs.
+
+    Raises:
+        BadUsage: if the marker does not fit the options, or a gate could not be carried out.
+    """
     planner, claim, found = session.planner, words.get("claim"), list[Any]()
     match fixture:
         case "slm_gate":
@@ -272,7 +275,7 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
                 reasons = not_told(session, model)
                 for each in endpoints:
                     marks = [pytest.mark.skip(reason=reasons[each])] if each in reasons else []
-                    # Those of sides at once are none of sides apart, and a gate of the start is short.
+                    # Dropped are endpoints that only sides at once have, and all others in a gate of the start.
                     if not marks or (each in ENDPOINTS and not of_start(session)):
                         found.append(pytest.param((model, each), id=f"{short_name(model)}-{each}", marks=marks))
             return found or [NONE_THERE]
@@ -310,7 +313,7 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
 
 
 def check_judged(gates: Sequence[Any]) -> None:
-    """Raise BadUsage if no test of a gate is left but those whose endpoint it does not judge (`not_told`)."""
+    """Raise BadUsage if every remaining test of a gate is for an endpoint that it does not judge (`not_told`)."""
     marks = [item.get_closest_marker("skip") for item in gates]
     reasons = [str(mark.kwargs.get("reason", "")).partition(HINT) if mark else ("", "", "") for mark in marks]
     if gates and all(hint for _, _, hint in reasons):
@@ -319,8 +322,10 @@ def check_judged(gates: Sequence[Any]) -> None:
 
 
 def named_models(session: Session, claim: str | None, named: Sequence[str] | None) -> Sequence[str]:
-    """Return the models of the sweep, or those of a marker that can be judged here: all that the claim reads were
-    chosen, or fit if none were. Raises BadUsage for an unknown claim or model, and if `named` is no list."""
+    """Return the models of the sweep, or those of a marker that can be evaluated here.
+
+    All models that the claim reads must be chosen by the options, or else fit on the device.
+    """
     if named is None:
         return session.planner.models
     if not isinstance(named, list | tuple) or not all(isinstance(model, str) for model in named):
@@ -337,13 +342,13 @@ def named_models(session: Session, claim: str | None, named: Sequence[str] | Non
 
 
 def shipped_folder() -> Path:
-    """Return the folder of the shipped tests: a module of the wheel; in a checkout a folder beside the package."""
+    """Return the folder of the built-in benchmarks: in a wheel inside the package, in a checkout next to it."""
     in_the_wheel = PACKAGE / "benchmarks"
     return in_the_wheel if in_the_wheel.is_dir() else PACKAGE.parent / "benchmarks"
 
 
 def path_of(arg: str) -> str:
-    """Return an argument of `pytest --pyargs`, as a path if it names shipped tests that are no module here."""
+    """Return an argument of `pytest --pyargs`, as a path if it names benchmarks that are not a module here."""
     module, colons, test = arg.partition("::")
     folder = shipped_folder()
     if folder.parent == PACKAGE or not f"{module}.".startswith(f"{SHIPPED_MODULE}."):
@@ -354,7 +359,11 @@ def path_of(arg: str) -> str:
 
 
 def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
-    """Return why an item is no part of this run, or None. named: a path was given. Raises BadUsage for no suite."""
+    """Return why an item is deselected, or None.
+
+    Args:
+        named: whether a path was given.
+    """
     options, words = session.options, words_of(item)
     if not is_measured(item):
         return None if named else "without a path only tests that measure run (`pytest .` runs all)"
@@ -373,7 +382,7 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
     if session.platform == "cpu" and (words.get("needs") == "gpu" or words.get("gpus", 1) != 1):
         return "they run only on a GPU (--slm-gpu)"
     if session.platform == "simulated" and not options.strict and "slm_claim" in item.fixturenames:
-        # A checkout has a suite of its own beside that of an installed wheel. Some claims are arithmetic.
+        # A checkout and an installed wheel both have the benchmarks. Claims that are arithmetic run.
         shipped = item.path.parent.name == "benchmarks" and (shipped_folder() / item.path.name).exists()
         if shipped and not item.get_closest_marker("skip") and claim_of(words.get("claim", "")).of != "arithmetic":
             return "simulated numbers prove no claim of the papers (-o slm_strict=1 judges them)"
@@ -381,7 +390,7 @@ def left_out_reason(session: Session, item: Any, named: bool) -> str | None:
 
 
 def skip_reason(session: Session, item: Any) -> str | None:
-    """Return why an item cannot be carried out in this mode, or None."""
+    """Return why an item cannot run in this mode, or None."""
     words, fixtures = words_of(item), set(item.fixturenames)
     if session.platform == "remote" and "needs" in words:
         return NEEDS[words["needs"]]
@@ -403,7 +412,7 @@ def skip_reason(session: Session, item: Any) -> str | None:
 
 
 def item_plan(session: Session, item: Any) -> ItemPlan:
-    """Return the plan of an item. Raises BadUsage for an impossible engine, and for requests too long for it."""
+    """Return the plan of an item. Raise BadUsage if its engine, its requests or its claim are impossible."""
     if item.get_closest_marker("skip"):
         return ItemPlan(item.name, skipped=True)
     words, planner, fixtures = words_of(item), session.planner, set(item.fixturenames)
@@ -422,7 +431,7 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
     elif not parameters.keys() & PARAMETRISED:
         engine = spec_from_marker(session, words)
     if session.platform != "remote" and isinstance(engine, EngineSpec) and fixtures & {"slm_measure", "slm_sweep"}:
-        # Whoever overrides these fixtures measures something else than the marker says.
+        # A test that overrides these fixtures measures something else than its marker says.
         defined = item._fixtureinfo.name2fixturedefs
         if all(len(defined[name]) == 1 for name in ("slm_spec", "sharegpt")):
             with naming(item.nodeid):
@@ -445,12 +454,14 @@ def item_plan(session: Session, item: Any) -> ItemPlan:
 
 
 def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
-    """Give each item that measures its plan, skip those that this mode cannot carry out, and return all in the order in
-    which they run. Raises BadUsage for wrong markers, and for verdicts that nothing asserts.
+    """Give each item its plan, skip items that cannot run in this mode, and return all in the order in which they run.
 
-    Engines come in the order of their first item, claims and advice after the points that they read. Last come items
-    that read points of several engines, gates, which end the engine of the others, and skipped items. If cases are
-    measured again alone in the end, every reader waits for them.
+    Items follow the first use of their engines, and claims and advice follow their points. Last are readers of several
+    engines, gates, which end the engine of others, and skipped items. If cases are measured again alone at the end, all
+    readers wait.
+
+    Raises:
+        BadUsage: if a marker is wrong, or a verdict is not asserted.
     """
     for item in items:
         check_item(item)
@@ -476,11 +487,14 @@ def in_running_order(session: Session, items: Sequence[Any]) -> list[Any]:
 
 
 def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
-    """Return a sentence on what is resumed. Raises BadUsage if another run's archive was named and answers no item of
-    this run: all would be measured again by somebody who believes it to be there."""
+    """Return a sentence about the resumed measurements.
+
+    Raises:
+        BadUsage: if a named file has none for this run, so that a wrong path is not ignored.
+    """
     asked = [plan for plan in plans if not plan.reads and not plan.compares]
     cases = [plan.case for plan in asked if plan.case]
-    # Of what only a test's body determines the engine is known.
+    # If only a test's body determines the case, its engine is still known.
     wanted = dict.fromkeys(plan.engine for plan in asked if plan.engine and not plan.case)
     engines = [Case(engine, environment=session.planner.environment(engine)) for engine in wanted]
     path, stored, why = session.source, session.stored, ""
@@ -505,14 +519,17 @@ def fits(session: Session, plans: Sequence[ItemPlan]) -> str:
 
 
 def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
-    """Return the differences between the measurement ("there") and the case ("here") that are most alike, in three
-    clauses at most. cases: without workload and load if only the body of a test determines them."""
+    """Return up to three differences between the most similar measurement ("there") and case ("here").
+
+    Args:
+        cases: without workload and load if only the body of a test determines them.
+    """
     kinds = list({m.key: m for m in stored}.values())
     clauses: list[list[str]] = []
     for m, case in product(kinds[:LOOKED_AT], cases[:LOOKED_AT]):
-        spec = case.each[0]  # as all replicas of a planned set
+        spec = case.each[0]  # equal for all replicas of a planned set
         found = differences(m.environment.kind, case.environment.kind)
-        if short_name(m.spec.model) != short_name(spec.model):  # what else differs of its engine follows from it
+        if short_name(m.spec.model) != short_name(spec.model):  # other differences of the engine follow from it
             found.append(f"model {short_name(m.spec.model)} there, {short_name(spec.model)} here")
         else:
             found += differences(m.spec.facts, spec.facts)
@@ -532,12 +549,14 @@ def difference(stored: Sequence[Measurement], cases: Sequence[Case]) -> str:
     return "; ".join(fewest[:CLAUSES] + more)
 
 
-# What tests get
+# Objects for tests
 
 
 def checked(name: str, function: Callable[..., T], *given: object) -> Callable[..., T]:
-    """Return a function that tests call as `name`, with its first values `given`. It raises BadUsage for an unknown or
-    a missing word, and for repeats that are no number. Words that it takes as `**load` are fields of ClosedLoop."""
+    """Return a function that tests call as `name`, whose first arguments are `given`, and that checks the others.
+
+    It raises BadUsage for unknown and missing arguments, and for wrong `repeats`. `**load` takes fields of ClosedLoop.
+    """
     signature = inspect.signature(partial(function, *given))
     known = [word for word in signature.parameters if word not in ("self", "load")]
     if "load" in signature.parameters:
@@ -560,14 +579,14 @@ def checked(name: str, function: Callable[..., T], *given: object) -> Callable[.
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known words that are most like this one, or all of them if none is."""
+    """Return the known words that are most similar to a word, or all of them."""
     near = get_close_matches(word, names := list(known), cutoff=0.7)
     return " or ".join(near) or ", ".join(names)
 
 
 @dataclass(frozen=True, repr=False)
 class PlannedCase:
-    """The case of a test. sweeps: those of the run, if it is measured with its curve."""
+    """Case that a test measures. `sweeps` are the curves of the run if it belongs to one."""
 
     session: Session
     case: Case
@@ -575,8 +594,10 @@ class PlannedCase:
     sweeps: Sweeps | None = None
 
     def measure(self) -> Verdict:
-        """Measure what is missing, and return whether it can be trusted. The test is skipped if an adaptive sweep does
-        not need this point, or the engine turns out to have no room for it."""
+        """Measure missing repeats, and return whether the measurements can be trusted.
+
+        The test is skipped if an adaptive sweep does not need this point, or the engine has no room for it.
+        """
         case, wanted = self.case, self.session.options.repeats
         try:
             if self.sweeps:
@@ -596,7 +617,11 @@ class PlannedCase:
 
 @dataclass(frozen=True, repr=False)
 class OwnEngine:
-    """The engine that the marker of a test asks for. properties: of the test, for JUnit."""
+    """Engine that the marker of a test describes.
+
+    Attributes:
+        properties: of the test, for the JUnit file.
+    """
 
     session: Session
     spec: EngineSpec
@@ -605,7 +630,7 @@ class OwnEngine:
     properties: list[tuple[str, object]]
 
     def case(self, concurrency: int, own: Mapping[str, Any]) -> Case:
-        """Return the case of a closed loop. own: its fields that differ. Raises BadUsage for one without a window."""
+        """Return the case of a closed loop with own fields. Raise BadUsage if it has no window."""
         planner = self.session.planner
         load = replace(planner.load(concurrency, self.words), **own)
         if load.requests is not None:
@@ -614,13 +639,12 @@ class OwnEngine:
 
     @partial(checked, "slm_measure")
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> points.Point:
-        """Measure one point."""
         groups = self.session.executor.measure(self.case(concurrency, load), repeats)
         return self.told(points.points_of(chain.from_iterable(groups))[0])
 
     @partial(checked, "slm_sweep")
     def sweep(self, concurrency: Sequence[int], *, repeats: int | None = None, **load: Any) -> Curve:
-        """Measure points in rounds. Without `repeats` rounds go on until it is decided whether there is a plateau."""
+        """Measure points in rounds, without `repeats` until it is decided whether there is a plateau."""
         session = self.session
         if isinstance(concurrency, str | int):
             raise BadUsage(f"slm_sweep(concurrency={concurrency!r}) is not a list of numbers", "concurrency=[1, 2, 4]")
@@ -645,7 +669,10 @@ class OwnEngine:
         return replace(found, points=tuple(map(self.told, found.points)))
 
     def told(self, point: points.Point) -> points.Point:
-        """Return a point whose figures are told to JUnit, and whose objectives to the report as well."""
+        """Add the figures of a point to the JUnit file.
+
+        Return a point whose verdicts are added to it and to the report.
+        """
 
         def tell(verdict: Verdict) -> None:
             self.session.verdicts.add(verdict)
@@ -668,7 +695,11 @@ def own_job(
     burstiness: float = 1.0,
     repeats: int | None = None,
 ) -> points.JobPoint:
-    """Serve one job on the engine of a test. marked: words of its marker, of which some are for a job too."""
+    """Serve one job on the engine of a test.
+
+    Args:
+        marked: keyword arguments of its marker, of which a job uses `lora` and `response_format`.
+    """
     words = {name: value for name, value in marked.items() if name in ("lora", "response_format")}
     words |= {} if lengths is None else {"lengths": lengths}
     workload = session.planner.workload(spec.model, words, requests)
@@ -678,7 +709,7 @@ def own_job(
 
 
 def planned_sweeps(session: Session, plans: Sequence[ItemPlan]) -> Sweeps:
-    """Return the curves of the points of a run, with the loads that its items ask for, and the claims on them."""
+    """Return the curves of a run, with the loads and the claims of its items."""
     cases, claims = defaultdict[str, dict[int, Case]](dict), defaultdict[str, list[Question]](list)
     for plan in plans:
         if plan.case and plan.swept:
@@ -710,14 +741,14 @@ def shared_engines(
 
 @dataclass(frozen=True, repr=False)
 class SharedEngines:
-    """Several engines on one device, started when they are first measured."""
+    """Several engines on one device, which start when they are first measured."""
 
     session: Session
     spec: ReplicaSpec
 
     @partial(checked, "slm_replicas(...).measure")
     def measure(self, concurrency: int, *, repeats: int | None = None, **load: Any) -> points.ReplicaPoint:
-        """Put `concurrency` concurrent requests in all, equally many in each; more words are fields of ClosedLoop."""
+        """Measure `concurrency` requests in total, spread evenly. Other arguments are fields of ClosedLoop."""
         case = self.session.planner.replicas_case(self.spec, concurrency, load)
         return points.shared_points(chain.from_iterable(self.session.executor.measure(case, repeats)))[0]
 
@@ -727,7 +758,7 @@ class SharedEngines:
 
 @dataclass(repr=False)
 class SampledBlock:
-    """Sensor readings over a block. Reading them before the block has ended raises BadUsage."""
+    """Sensor readings during a block. Before the block has ended, reading them raises BadUsage."""
 
     environment: Environment
     run: Run | None = None
@@ -740,7 +771,7 @@ class SampledBlock:
 
     @property
     def telemetry(self) -> Telemetry:
-        """Rows, with times in seconds since the block began."""
+        """Sensor readings, with times in seconds since the block began."""
         assert self.seen.telemetry is not None
         return self.seen.telemetry
 
@@ -758,7 +789,7 @@ Watching = Callable[[], AbstractContextManager[SampledBlock]]
 
 @contextmanager
 def watching(sampler: Sampler, environment: Environment) -> Iterator[SampledBlock]:
-    """Context in which the sensors are read, until it ends, also by an exception."""
+    """Read the sensors until the context ends, also by an exception."""
     watched = SampledBlock(environment)
     with sampler.recording() as recording:
         began_s = recording.clock()

@@ -1,4 +1,4 @@
-"""Progress of a run: estimates of its time, one live line on a terminal; elsewhere a line for each case or start."""
+"""Progress of a run: time estimates, and one live line on a terminal, or elsewhere a line for each case or start."""
 
 import sys
 import time
@@ -21,14 +21,16 @@ from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.records import Progress
 from pytest_slmserve.schema.specs import Engines
 
-LEAST_S = 1.0  # what took less is not worth a line in a log
-LONGER = 1.1  # times a promise that is worth a word
+LEAST_S = 1.0  # shorter steps get no line in a log
+LONGER = 1.1  # times the promised time, from which on a longer run is reported
 
 
 def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
-    """Return a row for each item that is not skipped, and one for the rest of each engine's budget while claims are
-    open. A point that several items ask for is paid by the first; one that is known needs no engine. A gate is
-    estimated as a clear case, which ends at the next look at its pairs."""
+    """Return a row for each item that runs, and one for the rest of each engine's budget while claims are open.
+
+    Only the first item that requests a point has its time. A gate is estimated as a clear case, which ends at the next
+    interim analysis.
+    """
     rows, paid, launched = list[PlannedItem](), set[str](), set[Engines]()
     executor, claimed = session.executor, {plan.claim.series for plan in plans if plan.claim}
     open_s, last = defaultdict[Engines, float](float), dict[Engines, int]()
@@ -68,7 +70,7 @@ def plan_rows(session: Session, plans: Sequence[ItemPlan]) -> list[PlannedItem]:
 
 
 def start_s(session: Session, engine: Engines) -> float:
-    """Return seconds of a start, by how long the first one of this run took."""
+    """Return the estimated seconds of an engine start, scaled by the first start of this run."""
     first_s, taken = cases.DEFAULTS[engine.platform].first_s, session.devices.pool.first_start
     if taken is None:
         return start_estimate_s(engine)
@@ -77,8 +79,11 @@ def start_s(session: Session, engine: Engines) -> float:
 
 
 def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) -> TimeLeft:
-    """Return the time left for items, of which the first runs. step_s: of what it does at present, unless it is a
-    gate."""
+    """Return the time left for items, of which the first is running.
+
+    Args:
+        step_s: seconds of its current step, unless it is a gate.
+    """
     rows, planned = plan_rows(session, plans), {case.key for case in cases_of_items(plans)}
     executor, current = session.executor, session.devices.pool.current
     asked = {case: missing for case, missing in executor.awaited().items() if case.key not in planned}
@@ -91,7 +96,11 @@ def time_left(session: Session, plans: Sequence[ItemPlan], step_s: float = 0.0) 
 
 
 def length_of(session: Session, plans: Sequence[ItemPlan], rows: Sequence[PlannedItem]) -> tuple[float, str]:
-    """Return seconds that a run of items takes, and a sentence of it. rows: what `plan_rows` makes of them."""
+    """Return the seconds that a run of items takes, and a sentence about it.
+
+    Args:
+        rows: from `plan_rows`.
+    """
     groups = cases.groups_of(rows)
     gates = {plan.gate for plan in plans if plan.gate}
     engines = {group.engine for group in groups}
@@ -117,8 +126,13 @@ def minutes(seconds: float) -> str:
 
 
 class ProgressLine:
-    """One line below pytest's own, written over while something is started or measured; on no terminal lines that stay,
-    unless pytest is to be quiet. promised_s: seconds that the run was said to take."""
+    """Line below pytest's own that shows what is started or measured.
+
+    Without a terminal, lines stay, unless pytest is quiet.
+
+    Args:
+        promised_s: seconds that the run was said to take.
+    """
 
     def __init__(self, session: pytest.Session, slm: Session, reporter: Any, promised_s: float = 0.0) -> None:
         self.promised_s, self.began = promised_s, time.monotonic()
@@ -126,14 +140,14 @@ class ProgressLine:
         self.writer = session.config.get_terminal_writer()
         capture = session.config.pluginmanager.getplugin("capturemanager")
         uncaptured = capture.global_and_fixture_disabled if capture else nullcontext
-        # Nothing is captured before the first item. Past pytest's writer, because that counts the columns of its line.
+        # Nothing is captured before the first item. It bypasses pytest's writer, which counts the columns of its line.
         self.line = LiveLine(sys.stdout, lambda: int(self.writer.width_of_current_line), uncaptured)
         self.quiet = session.config.option.verbose < 0
         self.index = {item.nodeid: index for index, item in enumerate(session.items)}
-        # And those that tests ask for, from then on.
+        # Cases that tests request while they run are added.
         self.cases = {case.key for case in cases_of_items(self.plans) if slm.executor.count_missing(case)}
         self.places: dict[str, int] = {}  # of cases, in the order in which they begin
-        self.left = self.plans  # of the item that runs, and of all after it
+        self.left = self.plans  # plans of the running and all later items
         self.item_began = self.since = time.monotonic()  # since: what was printed last
         self.step: tuple[object, float, TimeLeft] | None = None  # what is done, since when, and what is left
         self.measured: tuple[Case, str] | None = None  # and the title of its last repeat
@@ -146,7 +160,7 @@ class ProgressLine:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self.left = self.plans[self.index[nodeid] :]
         self.item_began = self.since = time.monotonic()
-        self.slm.executor.forget_awaited()  # nobody waits any more for what an earlier test could not have
+        self.slm.executor.forget_awaited()  # an earlier test may have failed to get its cases
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -165,8 +179,7 @@ class ProgressLine:
             self.line.show(Status(self._place(case), left, title).measuring(progress))
 
     def wait(self, case: Case, text: str) -> None:
-        """Shows how a wait goes for what is measured elsewhere. The time that is left depends on how many engines will
-        run at once, which nobody knows."""
+        """Show the wait for a case that is measured elsewhere, without the time left, which nobody knows."""
         self._measures(case, case.title)
         self.line.show(Status(self._place(case), subject=case.title, phase=text))
 
@@ -184,9 +197,8 @@ class ProgressLine:
                 self._tell(f"{engine_title(spec)} started in {seconds:.0f} s{longer}")
 
     def _longer(self) -> str:
-        """Return a clause on how long the run takes in all, if that is more than was promised by now. Of a gate nobody
-        knows until it ends."""
-        if self.left[0].compares:
+        """Return a clause on the time of the whole run if it is longer than promised."""
+        if self.left[0].compares:  # the length of a gate is unknown until it ends
             return ""
         left = time_left(self.slm, self.left)
         seconds = time.monotonic() - self.began + left.step_s + left.rest_s
@@ -196,19 +208,17 @@ class ProgressLine:
         return f": the run takes up to {minutes(seconds)} in all, not {before}" if minutes(seconds) != before else ""
 
     def _left(self, step: object, estimate_s: float) -> str:
-        """Return the time left, in words, estimated once for each step, because that hashes the keys of cases. A gate
-        is one step: how many pairs it needs shows late."""
         began = time.monotonic()
+        # A gate is one step, because the number of its pairs is known late.
         if self.left[0].compares:
             step, began = self.left[0], self.item_began
-        if self.step is None or step != self.step[0]:
+        if self.step is None or step != self.step[0]:  # once for each step, because this hashes the keys of cases
             self.step = step, began, time_left(self.slm, self.left, estimate_s)
         _, began, left = self.step
         return left.text(time.monotonic() - began)
 
     def _place(self, case: Case | None = None) -> str:
-        """Which case of how many; without one, how many. Empty for a gate, whose pairs are no cases of the plan, though
-        one may have the key of such a case."""
+        """Return "case 3 of 9", or "9 cases" without a case, or "" for a gate, whose pairs are not planned cases."""
         if not self.cases or (case and case.key not in self.cases) or self.left[0].compares:
             return ""
         number = f"{len(self.cases)}{'+' if any(plan.open for plan in self.left) else ''}"
@@ -235,10 +245,9 @@ class ProgressLine:
         self.measured = None
 
     def _tell(self, text: str) -> None:
-        """Print a line of its own, to which pytest adds a new line before it names a test or a file again."""
         self.line.show(None)
         if not self.quiet:
             with self.line.uncaptured():
                 self.writer.write(f"\n{folded(f'slmserve: {text}')}", flush=True)
-            self.reporter.currentfspath = None
+            self.reporter.currentfspath = None  # so pytest begins a new line before it names a test or a file
             self.told = True

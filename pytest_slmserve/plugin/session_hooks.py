@@ -31,15 +31,15 @@ from pytest_slmserve.schema.errors import BadUsage, Detail, SlmError
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.secrecy import secret_in
 
-LONG_S = 300.0  # a run that takes longer says so before it begins
+LONG_S = 300.0  # a longer run says how long it takes before it begins
 EXIT_INCONCLUSIVE = 10
-EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate: a crash on the way to a verdict is none
+EXIT_BROKEN_OFF = pytest.ExitCode.INTERNAL_ERROR  # of a gate that crashed before its verdict
 STATES = pytest.StashKey[set[str]]()  # of the failures of a test: several if it has subtests
 STATE = "slm_state"  # user property of a report without a verdict: inconclusive, or a gate that was broken off
 
 
 def detail_of(config: pytest.Config) -> Detail:
-    """How much is printed at the end: as the command line asks; else by pytest's -v and -q, or as other options say."""
+    """Return how much is printed at the end: as the command line says, else by pytest's -v and -q, else by options."""
     options, verbose = config.stash[SESSION].options, config.option.verbose
     if options.source["report"] == "command line" or not verbose:
         return options.report
@@ -50,17 +50,19 @@ def detail_of(config: pytest.Config) -> Detail:
 
 @dataclass(eq=False, repr=False)
 class SessionHooks:
-    """The hooks of one run."""
-
     config: pytest.Config
     slm: Session
-    elsewhere: RayEngines | None = None  # measures in place of this process, if the run uses Ray
-    problem: str = ""  # why the options cannot be carried out, found while items were made
-    collected: list[str] = field(default_factory=list)  # sentences on tests that are no part of the run, on its length
+    elsewhere: RayEngines | None = None  # engines of Ray, if the run uses it
+    problem: str = ""  # error in the options, found while items were created
+    collected: list[str] = field(default_factory=list)  # sentences on deselected tests and the length of the run
 
     @classmethod
     def from_options(cls, config: pytest.Config, options: Options, typed: Sequence[str]) -> SessionHooks:
-        """Make the session of a run, and what measures for it. typed: the names of tests as they were given."""
+        """Create the session of a run, and the engines of Ray if it uses Ray.
+
+        Args:
+            typed: names of tests as the user typed them.
+        """
         undo = ExitStack()
         undo.enter_context(as_interrupts())
         config.add_cleanup(undo.close)
@@ -73,8 +75,8 @@ class SessionHooks:
             slm = Session.from_options(options, config.rootpath, host, is_run)
         except SlmError as error:
             raise pytest.UsageError(f"slmserve: {error}") from None
-        # The command that runs the same tests with the same options, wherever these came from. Options that would reuse
-        # measurements, or write over a page, are left out.
+        # The command that repeats this run, with options from any source. Options that would reuse measurements or
+        # overwrite a report are excluded.
         chosen = {"-k": config.option.keyword, "-m": config.option.markexpr}
         words = [*(["--pyargs"] if config.option.pyargs else []), *typed]
         words += [word for flag, value in chosen.items() if value for word in (flag, value)]
@@ -91,7 +93,7 @@ class SessionHooks:
 
     @contextmanager
     def _as_usage_errors(self) -> Iterator[None]:
-        """Context in which errors of ours are raised as pytest's, and kept for hooks that are called all the same."""
+        """Raise our errors as pytest's, and keep them, because pytest calls later hooks all the same."""
         try:
             yield
         except SlmError as error:
@@ -114,7 +116,7 @@ class SessionHooks:
         return folded(f"slmserve: {served}; {sweep}sensors: {sensors}; records: {records}; set: {chosen}")
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """One item per point of a sweep, and per model of a claim."""
+        """Create an item for each point of a sweep, and for each model of a claim."""
         if not (wanted := PARAMETRISED & set(metafunc.fixturenames)):
             return
         name, marker, values = next(iter(wanted)), metafunc.definition.get_closest_marker("slm"), []
@@ -126,7 +128,7 @@ class SessionHooks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
-        """Deselect what is no part of this run, and sort the rest. A gate runs alone: other measurements can wait."""
+        """Deselect items that are not part of this run, and sort the rest. With `--slm-gate` only gates run."""
         if self.problem:
             raise pytest.UsageError(self.problem)
         options, named = self.slm.options, self.config.args_source is pytest.Config.ArgsSource.ARGS
@@ -160,7 +162,7 @@ class SessionHooks:
 
     @pytest.hookimpl(tryfirst=True)  # before the terminal tells what was collected
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Take the device before the first item: a run that would disturb another must not start."""
+        """Lock the device before the first item, because a run that would disturb another must not start."""
         slm, options, plans = self.slm, self.slm.options, tests.plans_of(session.items)
         if self.config.option.collectonly or self.problem or not any(map(is_measured, session.items)):
             return  # the hook is called although the one before it has raised
@@ -201,7 +203,7 @@ class SessionHooks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Print the plan in place of a run, if it was requested."""
+        """Print the plan instead of running, if it was requested."""
         options = self.slm.options
         if not options.plan or session.testsfailed:
             return None
@@ -233,7 +235,7 @@ class SessionHooks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Give reports without a verdict their state, and those of our errors their message only."""
+        """Add the state to reports without a verdict, and show only the message of our errors."""
         raised = call.excinfo.value if call.excinfo else None
         if isinstance(raised, AttributeError) and type(raised.obj).__module__.startswith("pytest_slmserve."):
             public = [name for name in dir(raised.obj) if not name.startswith("_")]
@@ -260,7 +262,7 @@ class SessionHooks:
         if state:
             report.user_properties.append((STATE, state))
             item.user_properties.append((STATE, state))  # JUnit reads those of the teardown
-        if call.excinfo.errisinstance(SlmError):  # its message says it all; the way to it is ours, not the user's
+        if call.excinfo.errisinstance(SlmError):  # the message is enough; the traceback is in our code
             report.longrepr = f"{type(call.excinfo.value).__name__}: {call.excinfo.value}"
         return report
 
@@ -278,7 +280,7 @@ class SessionHooks:
         return None
 
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Stop an engine when no later item needs it: items are sorted by engine, so the next one tells."""
+        """Stop an engine that the next item does not need, because items are sorted by engine."""
         slm = self.slm
         if slm.page and time.monotonic() >= slm.page.next_at and is_measured(item):
             items = item.session.items
@@ -289,19 +291,19 @@ class SessionHooks:
             slm.devices.pool.close()
 
     def _write_page(self, status: int | None = None, progress: str = "") -> None:
-        """Write the HTML report of a run. A failure is a note, because the results file has everything."""
         assert self.slm.page
+        # A failure is only a note, because the results file has everything.
         if note := self.slm.page.write(self.slm.findings(), status, progress):
             self.slm.notes.append(note)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
-        """Leave out places without a line, as CPython tells of some instructions: pytest fails to show them."""
+        """Remove traceback entries without a line number, which some instructions have and pytest cannot show."""
         excinfo.traceback = excinfo.traceback.filter(lambda entry: entry._rawentry.tb_lineno is not None)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Decide the exit status, write the page, and close the session."""
+        """Set the exit status, write the HTML report, and close the session."""
         slm, ok = self.slm, pytest.ExitCode.OK
         terminal = self.config.pluginmanager.getplugin("terminalreporter")
         stats = terminal.stats if terminal else {}
@@ -314,7 +316,7 @@ class SessionHooks:
         if session.exitstatus == EXIT_INCONCLUSIVE and slm.options.allow_inconclusive:
             session.exitstatus = ok
         if slm.moved and session.exitstatus in (ok, EXIT_INCONCLUSIVE):
-            # of a gate 1 would be a verdict
+            # Exit status 1 would mean that the gate failed.
             session.exitstatus = EXIT_BROKEN_OFF if slm.options.gate else pytest.ExitCode.TESTS_FAILED
         asked = slm.options.gate and not slm.options.plan and not self.config.option.collectonly
         if asked and not slm.gates and session.exitstatus == ok:
@@ -330,7 +332,7 @@ class SessionHooks:
         finally:
             slm.close()
 
-    @pytest.hookimpl(trylast=True)  # what a person wants to know comes last, where a terminal shows it
+    @pytest.hookimpl(trylast=True)  # the summary is printed last, so that it is visible
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         slm = self.slm
         something = slm.results.repeats or slm.verdicts.judged or slm.gates or slm.failed or slm.notes

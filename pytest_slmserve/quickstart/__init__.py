@@ -1,2 +1,1 @@
-"""Three short tests to begin with, for a user to run, to read and to copy. Nothing imports them, and they import
-nothing of the package."""
+"""Three short tests for you to run, read and copy. No module imports them, and they import nothing of this package."""

@@ -1,2 +1,4 @@
-"""One run: the session, its devices and results, and who measures, judges, gates and advises in it. Nothing here
-imports pytest."""
+"""One run: session, devices, results, and the code that measures, evaluates, gates and advises.
+
+Nothing here imports pytest.
+"""

@@ -1,7 +1,7 @@
-"""Engines that Ray runs for a session, on the nodes of a cluster or on all GPUs of this host, and the way into Ray.
+"""Engines that Ray runs for a session, on the nodes of a cluster or on all GPUs of this host.
 
-Each engine is an actor, which measures one repeat at a call. If its process or node is lost, Ray starts it again and
-repeats the calls that were not answered.
+Each engine is an actor whose calls measure one repeat. If its process or node is lost, Ray restarts it and repeats
+unanswered calls.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from pytest_slmserve.schema.specs import Engines, is_steady
 from pytest_slmserve.telemetry.host import Host, probe, this_host
 
 ANSWER_S = 30.0  # seen: 2 s
-LOOK_S = 120.0  # a node starts an interpreter, and looks at another
+LOOK_S = 120.0  # a node starts an interpreter, which probes another one
 INSTALL_S = 1800.0  # if it has to install packages first
 # Ray waits two minutes for an address that does not answer, and then ends the process that asked.
 ASK = "import logging, sys, ray; ray.init(sys.argv[1], log_to_driver=False, logging_level=logging.CRITICAL)"
 LOOPBACK = "127.0.0.1"
-# A Ray that only this run uses reports to nobody, and only a process that has its token may connect. Where it may be no
-# cluster of several hosts, as by default on macOS and Windows, it listens on the loopback address alone.
+# A Ray that only this run uses sends no usage statistics, and accepts only processes with its token. If it may not form
+# a cluster of several hosts, as by default on macOS and Windows, it listens only on the loopback address.
 OWN = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": token_hex(32),
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-HANDLER_S = 0.02  # between two looks while Ray starts
+HANDLER_S = 0.02  # between two checks while Ray starts
 STORE_BYTES = 256 * 2**20
 # Engines may keep all cores busy for minutes, which Ray would take for the death of the node.
 PATIENT = {"health_check_timeout_ms": 600_000, "health_check_failure_threshold": 100}
@@ -71,8 +71,13 @@ PATIENT = {"health_check_timeout_ms": 600_000, "health_check_failure_threshold":
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """The answer of an engine to one call. place: Ray's identifier of the node, and the process there. packed: one
-    repeat, as `packed_measurements` makes it. error: why there is none; Ray would wrap an exception."""
+    """Answer of an engine to one call.
+
+    Attributes:
+        place: Ray's ID of the node, and the process ID.
+        packed: one repeat, from `packed_measurements`.
+        error: reason if there is none. Ray would wrap an exception.
+    """
 
     place: tuple[str, int]
     packed: bytes = b""
@@ -87,9 +92,13 @@ def process_place() -> tuple[str, int]:
 
 
 class RemoteEngine:
-    """An engine as an actor of Ray: each call measures one repeat. It keeps no records and resumes nothing.
-    environment: of the other nodes, of whose kind this one has to be. slots, at: of the session's host, whose devices
-    are locked, and those of the engine."""
+    """Actor of Ray with one engine. It writes no results file and resumes nothing.
+
+    Args:
+        environment: of the other nodes, whose kind this one must have.
+        slots: of the session's host; None on a cluster.
+        at: slots of this engine.
+    """
 
     def __init__(
         self, options: Options, environment: Environment, slots: GpuSlots | None = None, at: Sequence[int] = ()
@@ -98,13 +107,13 @@ class RemoteEngine:
         self.options = own._replace(tensor_parallel_size=(1,), baseline="")
         self.environment, self.slots, self.at = environment, slots, at
         self.session: Session | None = None
-        self.failed: dict[str, SlmError] = {}  # by the key of a case; under "" why there is no session
+        self.failed: dict[str, SlmError] = {}  # by the key of a case; "" if there is no session
 
     def started(self) -> EngineAnswer:
         return EngineAnswer(process_place())
 
     def measure(self, key: str, cases: Mapping[str, Case]) -> EngineAnswer:
-        """Measure one repeat of the case of this key. A case that failed is not tried again."""
+        """Measure one repeat of the case with this key. A case that failed is not tried again."""
         error = self.failed.get("") or self.failed.get(key)
         try:
             if error is None:
@@ -118,8 +127,6 @@ class RemoteEngine:
         return EngineAnswer(process_place(), error=error)
 
     def _open(self) -> Session:
-        """Open the session on this node as its engine will find it. Raises BadUsage if the node is of another kind than
-        the others, DeviceBusy."""
         if self.slots:
             self.slots.pin(self.at)
         if isinstance(host := look_around(self.options), SlmError):
@@ -143,8 +150,8 @@ class RemoteEngine:
 
 
 def look_around(options: Options) -> Host | SlmError:
-    """Return the node as engines will find it, or an error, because Ray would wrap an exception. They must not inherit
-    what Ray sets: few threads, and no GPUs for a task that takes none."""
+    """Return the node as engines find it, or an error as a value, because Ray would wrap an exception."""
+    # Engines must not inherit Ray's variables: few threads, and no GPUs for a task that takes none.
     os.environ.pop("OMP_NUM_THREADS", None)
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
         del os.environ["CUDA_VISIBLE_DEVICES"]
@@ -157,7 +164,7 @@ def look_around(options: Options) -> Host | SlmError:
 
 
 def packed_measurements(found: Sequence[Measurement]) -> bytes:
-    """Return measurements encoded as in the archive: small, and read by its rules."""
+    """Return measurements as compressed lines of a results file."""
     lines = []
     for m in found:
         lines += [engine_line(m.launch, m.spec, m.resolved, m.environment), measurement_line(m)]
@@ -174,7 +181,7 @@ def unpacked(data: bytes) -> ReplicaGroup:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A living node. gpus, cpus: as Ray counts them."""
+    """Living node of a cluster, with the GPUs and CPUs that Ray counts."""
 
     id: str
     name: str
@@ -184,7 +191,11 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """The resources that an engine takes of its node while it runs. resource: "" or one that the node must have."""
+    """Resources that an engine takes of its node.
+
+    Attributes:
+        resource: custom resource that the node must have; "" for none.
+    """
 
     gpus: int
     cpus: int
@@ -199,7 +210,12 @@ class Need:
 
 
 def nodes_of(rows: Iterable[Mapping[str, Any]], resource: str = "") -> list[Node]:
-    """Return living nodes, those with GPUs first. rows: of `ray.nodes()`. resource: one that they must have."""
+    """Return living nodes, those with the most GPUs first.
+
+    Args:
+        rows: from `ray.nodes()`.
+        resource: custom resource that they must have, or "".
+    """
     found = []
     for row in rows:
         has = row["Resources"]
@@ -210,8 +226,11 @@ def nodes_of(rows: Iterable[Mapping[str, Any]], resource: str = "") -> list[Node
 
 
 def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
-    """Return the nodes on which cases are measured: those with GPUs, if there are any, for the simulated engine too.
-    Raises BadUsage if there is no such node."""
+    """Return the nodes that measure: those with GPUs, or with CPUs for the CPU backend or a simulation without GPUs.
+
+    Raises:
+        BadUsage: if there are none.
+    """
     with_gpus, with_cpus = [n for n in nodes if n.gpus], [n for n in nodes if n.cpus]
     found = {"cuda": with_gpus, "simulated": with_gpus or with_cpus}.get(platform, with_cpus)
     if not found:
@@ -222,7 +241,11 @@ def measuring(nodes: Sequence[Node], platform: Platform) -> list[Node]:
 
 
 def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
-    """Return what an engine takes of a node; on the CPU all cores. Raises BadUsage if none of the nodes has it."""
+    """Return the resources that an engine takes of a node, which are all cores on the CPU backend.
+
+    Raises:
+        BadUsage: if no node has them.
+    """
     if engine.platform == "cpu":
         return Need(0, min(node.cpus for node in nodes), resource)
     on_gpus = any(node.gpus for node in nodes)
@@ -236,8 +259,11 @@ def need_of(engine: Engines, nodes: Sequence[Node], resource: str = "") -> Need:
 
 
 def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
-    """Return the nodes as one host, with the GPUs of the widest. mine: of the session's process. Raises BadUsage if
-    they are of different kinds, or have another release of this package."""
+    """Return the nodes as one host, with the GPUs of the node that has the most.
+
+    Raises:
+        BadUsage: if the nodes are of different kinds, or have other releases of this package than the session.
+    """
     first = next(iter(found))
     for node, host in found.items():
         if host.environment.pytest_slmserve != mine.pytest_slmserve:
@@ -256,8 +282,7 @@ def one_host(found: Mapping[Node, Host], mine: Environment) -> Host:
 
 
 def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, Host]:
-    """Return the host that each node reports, without nodes that are gone although Ray lists them. Raises BadUsage if a
-    node cannot measure, or does not answer."""
+    """Return the host that each node reports, without lost nodes that Ray still lists."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     task = ray.remote(max_calls=1, num_cpus=0, max_retries=0)(look_around)
@@ -269,7 +294,7 @@ def node_hosts(ray: Any, options: Options, nodes: Sequence[Node]) -> dict[Node, 
 
 
 def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
-    """Return the host that a node reports by the task `answer`; None if it is gone. Raises BadUsage."""
+    """Return the host that a node reports, or None if the node is lost. Raise BadUsage if it cannot measure."""
     gone = (ray.exceptions.TaskUnschedulableError, ray.exceptions.NodeDiedError, ray.exceptions.LocalRayletDiedError)
     try:
         host: Host | SlmError = ray.get(answer, timeout=0)
@@ -278,7 +303,7 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
     except ray.exceptions.GetTimeoutError:
         raise BadUsage(f"{node.name} does not answer", "Run `ray status`, or run without slm_ray_resource.") from None
     except Exception as error:
-        last = str(error).strip().splitlines()[-1].strip()  # the end of what Ray tells is the reason
+        last = str(error).strip().splitlines()[-1].strip()  # the reason
         if isinstance(error, ray.exceptions.RuntimeEnvSetupError):
             why = f"{node.name} cannot make the environment of slm_ray_env ({last})"
             raise BadUsage(why, "Name packages that the package index of the nodes has.") from None
@@ -293,15 +318,18 @@ def node_host(ray: Any, node: Node, answer: Any) -> Host | None:
 
 
 def join_cluster(options: Options) -> Any:
-    """Return Ray, connected to the cluster of the options; a process that can be ended asks first. Raises BadUsage if
-    nobody answers there, or the file of slm_ray_env holds no JSON object."""
+    """Return Ray, connected to the cluster of the options.
+
+    Raises:
+        BadUsage: if no cluster answers, or the file of slm_ray_env is not a JSON object.
+    """
     environment, address, told = None, options.ray, ""
     if path := options.ray_env:
         hint = 'Write a JSON object such as {"pip": ["vllm==0.26.0"]}.'
         environment = read_json(Path(path), hint, f"slm_ray_env: {path}")
         if not isinstance(environment, dict):
             raise BadUsage(f"slm_ray_env: {path} holds no JSON object", hint)
-    try:
+    try:  # in a process that can be ended
         command, variables = [sys.executable, "-c", ASK, address], {**os.environ, "PYTHONSAFEPATH": "1"}
         asked = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, env=variables)
         if asked.returncode == 0:
@@ -310,7 +338,7 @@ def join_cluster(options: Options) -> Any:
         told = asked.stderr
     except subprocess.TimeoutExpired:
         told = f"no answer within {ANSWER_S:.0f} s"
-    except Exception as error:  # what Ray raises here is of many kinds, and the user's affair
+    except Exception as error:  # Ray raises errors of many kinds here
         told = str(error)
     lines = [line for line in told.strip().splitlines() if line.strip()] or ["it did not say why"]
     why = f"--slm-ray {address}: no Ray cluster answers there ({lines[-1].strip()})"
@@ -318,12 +346,11 @@ def join_cluster(options: Options) -> Any:
 
 
 def _ray_at(address: str, alone: Executor, **words: Any) -> Any:
-    """Return Ray, connected to an address. Its warnings are silent, which a run with -W error must survive. alone: A
-    thread that connects: in the main one Ray would have SIGTERM end the process with nothing told, and an interrupt of
-    its start would end it by SIGSEGV. What Ray starts there ends with the thread."""
+    # In the main thread Ray would let SIGTERM end the process silently, and an interrupt of its start would be a
+    # SIGSEGV. What Ray starts in the thread ends with it.
     logging.getLogger("ray").setLevel(logging.ERROR)  # it warns that it could not take SIGTERM
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # -W error must not end the run
         import ray
 
         _aside(alone, ray.init, address, log_to_driver=False, logging_level=logging.ERROR, **words)
@@ -336,8 +363,8 @@ def shut_down(ray: Any) -> None:
 
 
 def _aside(alone: Executor, work: Callable[..., object], *args: Any, **words: Any) -> None:
-    """Have a thread do what starts or ends Ray, and restore the handler of SIGTERM that Python knows meanwhile: Ray's
-    library takes the signal from under it as it starts, resets it as it ends, and either ends the process."""
+    """Run work that starts or ends Ray in the thread of `alone`, and restore our handler of SIGTERM meanwhile."""
+    # Ray's library replaces the handler when it starts and resets it when it ends. Either would end the process.
     doing = alone.submit(work, *args, **words)
     main, handler = threading.current_thread() is threading.main_thread(), signal.getsignal(signal.SIGTERM)
     done = False
@@ -350,8 +377,10 @@ def _aside(alone: Executor, work: Callable[..., object], *args: Any, **words: An
 
 @contextmanager
 def start_here(tasks: int) -> Iterator[Any]:
-    """Context of a Ray on this host, for this number of engines at a time, whose processes and files do not outlive
-    this process. A signal waits until Ray has started, and until it has ended. Raises BadUsage if it does not start."""
+    """Start Ray on this host until the context ends, for a number of engines at a time.
+
+    Its processes and files do not outlive this process. Signals wait while it starts or ends.
+    """
     undo = ExitStack()
     try:
         with held():
@@ -363,8 +392,7 @@ def start_here(tasks: int) -> Iterator[Any]:
 
 
 def _start_here(tasks: int, undo: ExitStack) -> Any:
-    """Return Ray, started on this host. Its agents are children of a child of ours, and end a minute after it. undo:
-    ends all of it."""
+    """Start and return Ray, and push onto `undo` all that ends it. Its agents end a minute after it."""
     undo.callback(os.environ.update, {name: os.environ[name] for name in OWN if name in os.environ})
     for name in OWN:
         undo.callback(os.environ.pop, name)
@@ -373,22 +401,22 @@ def _start_here(tasks: int, undo: ExitStack) -> Any:
     folder = undo.enter_context(TemporaryDirectory(prefix="slm-", ignore_cleanup_errors=True))
     command, null = [sys.executable, "-I", "-S", str(GUARDIAN), str(os.getpid())], subprocess.DEVNULL
     variables = {**os.environ, FOLDER: folder}
-    # In a session of its own: Ctrl-C is for us, and the group of pytest is not to be killed.
+    # In its own session, because Ctrl-C is for pytest, and the process group of pytest must not be killed.
     guardian = subprocess.Popen(command, stdin=null, stdout=null, stderr=null, env=variables, start_new_session=True)
     undo.callback(guardian.wait)
     undo.callback(guardian.terminate)
-    undo.callback(_kill_servers, folder)  # of a start that failed half-way
+    undo.callback(_kill_servers, folder)  # if the start failed halfway
     try:
         ray = _ray_at(
             "local",
             undo.enter_context(ThreadPoolExecutor(1)),
             num_cpus=tasks,
-            num_gpus=0,  # the slots say which an engine has
+            num_gpus=0,  # the slots assign them
             include_dashboard=False,
             object_store_memory=STORE_BYTES,
             _node_ip_address=LOOPBACK,
             _system_config=PATIENT,
-            _temp_dir=f"{folder}/r",  # which Ray lets all users write into; what is around it is ours alone
+            _temp_dir=f"{folder}/r",  # Ray lets all users write into it, but the parent folder is private
         )
     except Exception as error:  # of many kinds
         first = str(error).strip().partition("\n")[0]
@@ -399,7 +427,7 @@ def _start_here(tasks: int, undo: ExitStack) -> Any:
 
 @cache  # of a process
 def _import_own_ray() -> None:
-    """Import Ray, which reads the variables of a Ray of our own then. Raises BadUsage if it was imported before."""
+    # Ray reads the variables of `OWN` when it is imported.
     if "ray" in sys.modules:
         why = "Ray was imported before --slm-ray could tell it to take nobody's calls but ours"
         raise BadUsage(why, "Import ray in no conftest.py, plugin, or test module.")
@@ -417,7 +445,7 @@ def _kill_servers(folder: str) -> None:
 
 
 def reachable_at(ray: Any) -> str:
-    """Return the address of a Ray on this host by which others may reach it; "" if it is that of the host itself."""
+    """Return the address at which other hosts may reach a Ray on this host, or "" if it is the loopback address."""
     [address] = {row["NodeManagerAddress"] for row in ray.nodes()}
     return "" if address == LOOPBACK else str(address)
 
@@ -427,8 +455,8 @@ TICK_S = 0.5
 LEAST_QUIET_S = 600.0
 PATIENCE = 5.0
 END_S = 15.0  # for engines to stop
-RESTARTS = 2  # of an engine whose process or node is lost: then it is the engine that kills them
-A_TOUCH = 0.001  # of a resource that only says where to run
+RESTARTS = 2  # of an engine whose process or node is lost: after that the engine is probably the cause
+A_TOUCH = 0.001  # amount of a resource that only selects nodes
 RESUME = "Run pytest again with --slm-resume: finished measurements are kept."
 REACHABLE = "this release of Ray listens on {}, where other hosts may reach it: only its random token keeps them out"
 UNCHECKED = (
@@ -439,40 +467,43 @@ UNCHECKED = (
 
 @dataclass(eq=False)
 class RunningEngine:
-    """An engine with what is to be measured on it."""
+    """Engine with the cases to measure on it."""
 
     spec: Engines
     need: Need
-    open: dict[str, Case]  # of which repeats are missing, by key
-    again: bool = False  # its cases get one repeat more than the run wanted
-    actor: Any = None  # Ray's handle, once it has begun
-    cases: Any = None  # and that of all of its cases
+    open: dict[str, Case]  # cases with missing repeats, by key
+    again: bool = False  # its cases get one more repeat than the run requested
+    actor: Any = None  # Ray's handle, once it has started
+    cases: Any = None  # Ray's reference to all its cases
     place: tuple[str, int] | None = None  # node and process, since its first answer
-    lost: list[str] = field(default_factory=list)  # how each of its earlier processes ended
+    lost: list[str] = field(default_factory=list)  # reasons why earlier processes ended
     at: tuple[int, ...] = ()  # its slots, if there are slots
-    neighbours: int = 0  # the most slots that other engines had since its last repeat
+    neighbours: int = 0  # most slots in use by other engines since its last repeat
 
     @property
     def name(self) -> str:
         return engine_title(self.spec)
 
     def cells(self) -> str:
-        """Return the number of its open cases, for a sentence: "2 cells of opt-125m were"."""
+        """Return the number of open cases for a sentence, such as "2 cells of opt-125m were"."""
         return f"{counted(len(self.open), 'cell')} of {self.name} {'was' if len(self.open) == 1 else 'were'}"
 
 
 @dataclass(eq=False, repr=False)
 class RayEngines:
-    """Measures for a session. If it has slots, engines begin in their order, so that one that needs several GPUs does
-    not wait for ever; on a cluster Ray finds the places. Answers are taken in one thread, while an item waits."""
+    """Engines that measure for a session.
+
+    With slots, engines begin in their order, so that one that needs several GPUs does not wait forever. On a cluster
+    Ray places them.
+    """
 
     ray: Any  # once it is connected
     options: Options
     nodes: list[Node]  # of the cluster, on which engines may run
     host: Host  # what an engine finds on any of them
     slots: GpuSlots | None = None  # the GPUs of this host, or parts of its CPU, if engines run here
-    on_progress: Callable[[Case, str], None] = lambda case, text: None  # how the wait for a case goes
-    warning: str = ""  # of what `send` has started
+    on_progress: Callable[[Case, str], None] = lambda case, text: None  # shows the wait for a case
+    warning: str = ""  # about the Ray that `send` has started
     _session: Session = field(init=False)  # from `send` on
     _engines: list[RunningEngine] = field(default_factory=list)  # in the order in which they begin
     _calls: dict[Any, tuple[RunningEngine, str | None]] = field(default_factory=dict)  # key: None of the last call
@@ -486,7 +517,7 @@ class RayEngines:
 
     @classmethod
     def from_options(cls, options: Options, root: Path) -> RayEngines:
-        """Return the GPUs of this host, or a cluster whose nodes have been asked what they are. Raises BadUsage."""
+        """Return engines for the GPUs of this host, or for a cluster whose nodes have reported their hosts."""
         platform, (python, variables) = options.platform, options.engine
         assert platform is not None
         if find_spec("ray") is None:
@@ -501,7 +532,7 @@ class RayEngines:
         with undone_on_error(partial(shut_down, ray)):
             listed = measuring(nodes_of(ray.nodes(), options.ray_resource), platform)
             found = node_hosts(ray, options, listed)
-            nodes = measuring(list(found), platform)  # that answered
+            nodes = measuring(list(found), platform)  # without lost nodes
             joined = cls(ray, options, nodes, one_host(found, this_host(platform, root)))
         joined._undo.callback(shut_down, ray)
         return joined
@@ -513,11 +544,13 @@ class RayEngines:
         return f"on {counted(len(self.nodes), 'node')} of a Ray cluster"
 
     def send(self, session: Session, cases: Sequence[Case], rows: Sequence[PlannedItem]) -> None:
-        """Begin the engines of the cases that are missing: the widest first, then the longest. Raises BadUsage, with
-        none begun, if one fits on no node, and DeviceBusy."""
+        """Start the engines of missing cases, in the order of `groups_of`.
+
+        Raise BadUsage, with none started, if one fits nowhere.
+        """
         self._session, self._planned = session, {case.key for case in cases}
         if self.slots:
-            if self.slots.visible:  # parts of the CPU have one lock, which an open session holds
+            if self.slots.visible:  # parts of the CPU share a lock, which an open session holds
                 session.devices.lock(self.slots.devices)
             self.ray = self._undo.enter_context(start_here(len(self.slots.devices)))
             if address := reachable_at(self.ray):
@@ -532,7 +565,7 @@ class RayEngines:
         self._heard_at = time.monotonic()
 
     def fetch(self, case: Case) -> None:
-        """Take answers until all repeats of this case are known. Raises the error of its measurement."""
+        """Take answers until all repeats of a case are known. Raise the error of its measurement, if any."""
         if case.key not in self._planned:
             why = f"{case.title} was not planned before the run, so it was not sent to Ray"
             raise BadUsage(why, "Run without --slm-ray.")
@@ -545,8 +578,10 @@ class RayEngines:
             raise error
 
     def measure_alone(self, session: Session, model: str) -> None:
-        """Measure two cases of a model's sweep again that were measured beside others: the smallest load, of which the
-        CPU is most of a step, and the largest."""
+        """Measure the smallest and the largest load of a model again that were measured next to other engines.
+
+        At the smallest load, the CPU takes most of a step.
+        """
         found = [m for m in session.verdicts.curve(model).measurements if not problems(m)]
         beside = sorted({m.load.concurrency for m in found if m.neighbours and is_steady(m.load)})
         for concurrency in dict.fromkeys(beside[:1] + beside[-1:]):
@@ -559,7 +594,7 @@ class RayEngines:
                 self.fetch(case)
 
     def close(self) -> None:
-        """Take what has come, and stop what still runs; may be called twice."""
+        """Take the answers that have arrived, and stop all engines. May be called twice."""
         try:
             self._engines = self._running
             while self._hear(0.0):
@@ -597,7 +632,7 @@ class RayEngines:
 
     def _begin(self) -> None:
         for engine in [each for each in self._engines if each.actor is None]:
-            resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots say what runs where
+            resources: dict[str, Any] = {"num_gpus": 0, "num_cpus": 0}  # the slots place engines
             if self.slots:
                 taken = {slot for other in self._engines for slot in other.at}
                 at = self.slots.block(engine.need.gpus, set(range(len(self.slots.devices))) - taken)
@@ -611,7 +646,7 @@ class RayEngines:
                 resources["scheduling_strategy"] = "SPREAD"
             actor = self.ray.remote(RemoteEngine).options(max_restarts=RESTARTS, max_task_retries=-1, **resources)
             engine.actor = actor.remote(self.options, self.host.environment, self.slots, engine.at)
-            engine.cases = self.ray.put(dict(engine.open))  # no argument of the actor: they would be lost with its node
+            engine.cases = self.ray.put(dict(engine.open))  # arguments of the actor would be lost with its node
             self._calls[engine.actor.started.remote()] = engine, ""
             for key, case in engine.open.items():
                 for _ in range(1 if engine.again else self._missing(case)):
@@ -620,7 +655,7 @@ class RayEngines:
                 each.neighbours = max(each.neighbours, self._beside(each))
 
     def _end(self, engine: RunningEngine, error: BaseException | None = None) -> None:
-        """End an engine. error: why its open cases fail; None if they do not."""
+        """End an engine. Its open cases fail with `error`, unless that is None."""
         if error:
             self._failed |= {key: error for key, case in engine.open.items() if self._missing(case) or engine.again}
         engine.open.clear()
@@ -634,7 +669,7 @@ class RayEngines:
     # Answers
 
     def _hear(self, within_s: float = TICK_S) -> bool:
-        """Take the next answer, if one comes, and look for engines that no longer answer if none does."""
+        """Take the next answer, if there is one, and otherwise look for lost engines. Return whether there was one."""
         ready = self.ray.wait(list(self._calls), num_returns=1, timeout=within_s)[0] if self._calls else []
         for call in ready:
             self._heard_at = time.monotonic()
@@ -645,7 +680,7 @@ class RayEngines:
                 lost = [*engine.lost, self._how_lost(engine)]
                 why = f"{' and '.join(dict.fromkeys(lost))} while {engine.cells()} measured there"
                 self._end(engine, EngineFailed(f"{why}, which is once too often", RESUME))
-            except Exception as error:  # of Ray, or a bug of ours over there: told by the items that wait for it
+            except Exception as error:  # of Ray, or a bug of ours there: the waiting items raise it
                 self._end(engine, error)
             else:
                 self._take(engine, key, answer)
@@ -678,7 +713,7 @@ class RayEngines:
                 known[-1] = session.executor.write(group)
             except SlmError as error:
                 self._failed[key] = error
-                if isinstance(error, BadUsage):  # nothing that comes could be written
+                if isinstance(error, BadUsage):  # no further answer could be written
                     for each in [*self._engines]:
                         self._end(each, error)
                     return
@@ -691,8 +726,7 @@ class RayEngines:
             self._calls[engine.actor.close.remote()] = engine, None
 
     def _check_alive(self) -> None:
-        """Fail engines for which no living node has room, because Ray would wait for one, and all if nothing has come
-        for too long."""
+        # Ray would wait for a node with room. All engines fail if nothing was received for too long.
         if not self.slots:
             living = nodes_of(self.ray.nodes(), self.options.ray_resource)
             for engine in self._running:

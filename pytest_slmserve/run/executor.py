@@ -1,7 +1,4 @@
-"""Devices with their locks and sensors, and an executor that measures cases on them until enough repeats are clean.
-
-It keeps each repeat: in results, archive and export.
-"""
+"""Devices with their locks and sensors, and the executor that measures cases on them and stores each repeat."""
 
 from __future__ import annotations
 
@@ -40,15 +37,20 @@ def measure_case(
     on_progress: ProgressCallback = None,
     sampler: Sampler | None = None,
 ) -> ReplicaGroup:
-    """Run the loads of a case once, with the sensors read meanwhile, and return a record for each engine. The readings
-    are those of all engines, and stand in the first record, unless that engine has a clock of its own. Raises
-    EngineFailed if an engine dies; sensors that fail only leave a note in the record."""
+    """Run the loads of a case once while the sensors are read, and return a record for each engine.
+
+    The first record has the readings for all engines, unless its engine has its own clock. Failed sensors only leave a
+    note.
+
+    Raises:
+        EngineFailed: if an engine dies.
+    """
     began = datetime.now(UTC).isoformat(timespec="milliseconds")
     engines: Sequence[Engine]
     runs: Sequence[Run]
     with sampler.recording() if sampler else nullcontext() as recording:
         if isinstance(running, ReplicaEngines):
-            loads = [load for load in case.loads if isinstance(load, ClosedLoop)]  # replicas have no other
+            loads = [load for load in case.loads if isinstance(load, ClosedLoop)]  # replicas have only closed loops
             engines, runs = running.engines, running.run(case.workloads, loads, on_progress)
         else:
             engines, runs = [running], [running.run(case.workloads[0], case.loads[0], on_progress)]
@@ -74,11 +76,11 @@ def measure_case(
 
 @dataclass(repr=False)
 class Devices:
-    """Locks, sensors and the running engine of a session, held from `hold` until `close`."""
+    """Locks, sensors and the running engine of a session, from `hold` to `close`."""
 
     planner: Planner
     pool: Pool = field(default_factory=Pool)
-    locked_for_us: bool = False  # by the process that started this one
+    locked_for_us: bool = False  # the process that started this one holds the locks
     sampler: Sampler | None = None  # of the first device
     _samplers: dict[tuple[str, ...], Sampler | None] = field(default_factory=dict)  # of others
     _locked: set[str] = field(default_factory=set)
@@ -86,7 +88,11 @@ class Devices:
 
     @classmethod
     def from_options(cls, planner: Planner) -> Devices:
-        """Return the devices of a run. Raises SensorFailed or BadUsage if requested sensors are missing."""
+        """Return the devices of a run.
+
+        Raises:
+            SensorFailed, BadUsage: if requested sensors are missing.
+        """
         found = cls(planner, Pool(device=planner.host.device, timeout_s=planner.options.timeout))
         if planner.platform == "remote":
             planner.notes.append("no sensors are read: on which device an endpoint runs is not known")
@@ -95,7 +101,7 @@ class Devices:
         return found
 
     def hold(self) -> None:
-        """Take the first device, or the endpoints. Raises BadUsage if no endpoint answers, DeviceBusy."""
+        """Lock the first device, or lock the endpoints and check that they answer."""
         if urls := self.planner.options.endpoint:
             self.lock([url_lock(url) for url in urls])
             for url, model in product(urls, self.planner.models):
@@ -106,13 +112,15 @@ class Devices:
         self._undo.callback(self.pool.close)
 
     def take(self, spec: Engines) -> None:
-        """Lock the GPUs of `spec` until the session ends; the first is locked since `hold`. Raises BadUsage if they are
-        not there, DeviceBusy if another run has one of them."""
+        """Lock the GPUs of an engine until the session ends. Raise BadUsage if they do not exist."""
         self.lock([device for device in self.planner.devices(spec) if device != self.planner.host.device])
 
     def lock(self, devices: Sequence[str]) -> None:
-        """Lock devices until the session ends. A simulated run locks none, because a formula disturbs nobody; nor does
-        a run whose engines are on a cluster. Raises DeviceBusy."""
+        """Lock devices until the session ends, except in a simulation, or if engines run on a cluster.
+
+        Raises:
+            DeviceBusy: if another run has one of them.
+        """
         options = self.planner.options
         on_a_cluster = options.ray and not options.on_all_gpus
         if self.locked_for_us or self.planner.platform == "simulated" or on_a_cluster:
@@ -128,15 +136,14 @@ class Devices:
     # Engines
 
     def start(self, spec: Engines) -> Engine | ReplicaEngines:
-        """Return the engine, or the set of replicas, of `spec`, which runs or is started. Raises BadUsage, DeviceBusy,
-        EngineFailed."""
+        """Return the running engine or replicas of `spec`, started if necessary."""
         self.take(spec)
         return self.pool.engine(spec)
 
     # Sensors
 
     def busy_clock(self) -> BusyClock | None:
-        """Return a clock of the first GPU's busy seconds; None if its counters are not read."""
+        """Return a clock of the first GPU's busy seconds, or None if its counters are not read."""
         sources = self.sampler.sources if self.sampler else ()
         return next((source.busy_clock() for source in sources if isinstance(source, NvmlSource)), None)
 
@@ -150,7 +157,7 @@ class Devices:
         return sampler
 
     def sampler_on(self, devices: tuple[str, ...]) -> Sampler | None:
-        """Return the sensors of GPUs on which an engine runs, opened once for each set of them."""
+        """Return the sensors of an engine's GPUs, opened once for each set of GPUs."""
         if self.sampler is None or devices == (self.planner.host.device,):
             return self.sampler
         if devices not in self._samplers:
@@ -158,8 +165,7 @@ class Devices:
         return self._samplers[devices]
 
     def own_sampler(self) -> Sampler | None:
-        """Return a sampler for blocks of a user's tests: the sensors of the engines, simulated if they are. None if the
-        run reads none."""
+        """Return the sensors for blocks of a user's tests, simulated if the engines are, or None if none are read."""
         options = self.planner.options
         if self.sampler or self.planner.platform != "simulated" or options.telemetry == "off":
             gpus = self.planner.host.gpus[: options.tensor_parallel_size[0]]
@@ -169,31 +175,35 @@ class Devices:
 
 @dataclass(repr=False)
 class Results:
-    """Repeats of cases, in the order made, by the key of their case.
+    """Repeats of cases, in the order measured.
 
-    requested: this run's cases by key, in the order that they were requested, each with the clean repeats that are
-    waited for, 0 once nobody waits. What an archive knows beyond them is no part of this run.
+    Attributes:
+        repeats: by the key of their case.
+        requested: cases of this run by key, with the clean repeats that somebody waits for. A results file may have
+            more cases.
     """
 
     repeats: dict[str, list[ReplicaGroup]] = field(default_factory=dict)
     requested: dict[str, tuple[Case, int]] = field(default_factory=dict)
 
     def measurements(self, keys: Iterable[str] | None = None) -> Iterator[Measurement]:
-        """Yield all records of the cases with these keys; None: of those that this run requested."""
+        """Yield the records of the cases with these keys; None means the cases that this run requested."""
         for key in self.requested if keys is None else keys:
             yield from (m for group in self.repeats.get(key, ()) for m in group)
 
 
-PACED_S = 10.0  # of repeats that tell how fast a host is
-EXTRA_ATTEMPTS = 1  # of each case, if a repeat is not clean
-WARM_UP = 64  # requests at once
+PACED_S = 10.0  # of repeats after which the pace of a host is known
+EXTRA_ATTEMPTS = 1  # for each case, if a repeat is not clean
+WARM_UP = 64  # concurrent requests
 
 
 @dataclass(repr=False)
 class Executor:
-    """Measures the cases of a run, each until it has the number of clean repeats that was requested. A repeat that is
-    invalid or degraded (for example because another process used the GPU) is stored and shown like any other, and the
-    case gets one extra attempt."""
+    """Executor that measures each case until it has the requested number of clean repeats.
+
+    Invalid or degraded repeats, for example because another process used the GPU, are stored and shown like any other.
+    A case with one gets one extra attempt.
+    """
 
     devices: Devices
     results: Results
@@ -208,11 +218,15 @@ class Executor:
     _warmed: str | None = None  # the launch that has served a request before its first job
 
     def measure(self, case: Case, repeats: int | None = None, why: str = "") -> list[ReplicaGroup]:
-        """Measure the repeats that are missing for a case, and return all that it has, also unclean ones.
+        """Measure the missing repeats of a case, and return all that it has, including unclean ones.
 
-        repeats: number of clean repeats wanted; None: that of the run. why: reason for measuring the case again, shown
-        with the progress. Raises DoesNotFit if the engine's KV cache is too small for the load, EngineFailed if the
-        engine did not start, or crashed.
+        Args:
+            repeats: clean repeats; None means those of the run.
+            why: reason for a further measurement, for the progress.
+
+        Raises:
+            DoesNotFit: if the engine's KV cache is too small for the load.
+            EngineFailed: if the engine did not start, or crashed.
         """
         self.ask([case], repeats)
         known = self.results.repeats.setdefault(case.key, [])
@@ -225,34 +239,37 @@ class Executor:
         return known
 
     def ask(self, cases: Sequence[Case], repeats: int | None = None) -> None:
-        """Note cases that will be measured, for the progress. The largest number of repeats of a case stays."""
+        """Request cases that will be measured, for the progress. The largest number of repeats counts."""
         for case in cases:
             _, before = self.results.requested.get(case.key, (case, 0))
             self.results.requested[case.key] = case, max(before, repeats or self.repeats)
 
     def awaited(self) -> dict[Case, int]:
-        """Return the requested cases that somebody waits for, each with the number of its missing repeats."""
+        """Return the requested cases with missing repeats, and the number of these."""
         missing = {case: self.count_missing(case, n) for case, n in self.results.requested.values()}
         return {case: n for case, n in missing.items() if n}
 
     def forget_awaited(self) -> None:
-        """Wait no more for the cases requested so far, which stay part of this run."""
+        """Stop waiting for the cases requested so far, which stay part of this run."""
         self.results.requested |= {key: (case, 0) for key, (case, _) in self.results.requested.items()}
 
     def count_missing(self, case: Case, repeats: int | None = None) -> int:
-        """Return the number of repeats of a case that are still to be made, if each new one is clean. repeats: wanted,
-        and clean. Defaults to those of the run, or to more that somebody waits for."""
+        """Return the number of missing repeats of a case, if each new one is clean.
+
+        Args:
+            repeats: None means those of the run, or more if somebody waits for more.
+        """
         if repeats is None:
             repeats = max(self.repeats, self.wanted(case))
         return count_missing(map(is_clean, self.results.repeats.get(case.key, ())), repeats)
 
     def wanted(self, case: Case) -> int:
-        """Return the number of repeats of a case that somebody waits for; 0 if nobody does."""
+        """Return the number of repeats of a case that somebody waits for, or 0."""
         return self.results.requested.get(case.key, (case, 0))[1]
 
     @property
     def pace(self) -> float:
-        """How many times as long as planned repeats have taken so far; 1 while too little is known."""
+        """Ratio of measured to estimated time of the repeats so far; 1 while too little is known."""
         return self.took_s / self.estimated_s if self.estimated_s > PACED_S else 1.0
 
     def measure_once(
@@ -263,16 +280,18 @@ class Executor:
         running: Engine | None = None,
         clock: BusyClock | None = None,
     ) -> ReplicaGroup:
-        """Measure one repeat, and write it. Raises DoesNotFit if the engine reports a KV cache for fewer requests than
-        the load keeps in flight, which the plan could not know.
+        """Measure one repeat, and write it.
 
         Args:
-            paired: The part of a gate that it is.
-            running: The engine, if it is not the one that the devices have. It has served requests before.
-            clock: Counts the busy seconds of a part of a gate.
+            paired: its place in a gate.
+            running: warm engine to use in place of that of the devices.
+            clock: counts the busy seconds of a window of a gate.
+
+        Raises:
+            DoesNotFit: if the engine reports a KV cache that is too small, which the plan could not know.
         """
         if self.archive:
-            self.archive.check_writable()  # a repeat that cannot be stored is not worth its GPU time
+            self.archive.check_writable()  # do not spend GPU time on a repeat that cannot be stored
         devices, spec = self.devices, case.engine
         engine = running or devices.start(spec)
         if not isinstance(engine, ReplicaEngines):
@@ -297,7 +316,7 @@ class Executor:
         return self.write(group)
 
     def write(self, group: ReplicaGroup) -> ReplicaGroup:
-        """Write a repeat into the archive and the export, and return it as it was stored."""
+        """Write a repeat to the results file and the export, and return it as it was stored."""
         if self.archive:
             group = tuple(map(self.archive.add, group))
         for m in group:
@@ -307,8 +326,11 @@ class Executor:
 
 
 def count_missing(clean: Iterable[bool], repeats: int) -> int:
-    """Return the number of repeats still to be made, if each new one is clean, until `repeats` are, with one extra
-    attempt for one that is not. clean: whether each known repeat is."""
+    """Return the number of repeats to measure until `repeats` are clean, with one extra attempt for an unclean one.
+
+    Args:
+        clean: whether each known repeat is clean.
+    """
     known = list(clean)
     return max(0, min(repeats - sum(known), repeats - len(known) + EXTRA_ATTEMPTS))
 
@@ -318,8 +340,11 @@ def count_missing(clean: Iterable[bool], repeats: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GpuSlots:
-    """Slots of a host. A slot is a GPU, or a part of the CPU if there are no GPUs, and serves one engine at a time.
-    visible: names of the devices in CUDA_VISIBLE_DEVICES, none on a simulated host. cores: of each slot, equally many.
+    """Slots of a host, each for one engine at a time: a GPU, or a part of the CPU if there are no GPUs.
+
+    Attributes:
+        visible: names of the devices in CUDA_VISIBLE_DEVICES, only for CUDA.
+        cores: of each slot, equally many.
     """
 
     devices: tuple[str, ...]
@@ -328,8 +353,11 @@ class GpuSlots:
 
     @classmethod
     def from_host(cls, host: Host, count: int, widest: int = 1) -> GpuSlots:
-        """Return the first `count` slots. widest: GPUs of an engine, or its processes on the CPU. Raises BadUsage for
-        more slots than GPUs or cores, and for an engine that is wider than they are."""
+        """Return the first `count` slots. Raise BadUsage if there are fewer, or if an engine is wider.
+
+        Args:
+            widest: number of GPUs of an engine, or of its processes on the CPU.
+        """
         ours, there = own_cores(), len(host.gpus)
         each, why, most = len(ours) // count, "", 0
         if there and count > there:
@@ -348,23 +376,25 @@ class GpuSlots:
         return cls(tuple(devices), tuple(visible), tuple(equal_parts(near, ours)))
 
     def block(self, count: int, free: Set[int]) -> tuple[int, ...] | None:
-        """Return the first of `free` for one GPU; for several, GPUs next to each other, in the order of the host: how
-        they reach each other is then found out by vLLM once. None if none are free."""
+        """Return free slots for `count` GPUs, or None.
+
+        Sets of several GPUs are adjacent and fixed, so that vLLM tests only once how they reach each other.
+        """
         if count == 1:
             return (min(free),) if free else None
         blocks = (range(first, first + count) for first in range(0, len(self.devices) - count + 1, count))
         return next((tuple(block) for block in blocks if free >= set(block)), None)
 
     def pin(self, at: Sequence[int]) -> None:
-        """Pins this process, and all that it starts, to the cores of the slots `at`, and shows it only their GPUs."""
+        """Pin this process and its children to the cores of the slots `at`, and show them only their GPUs."""
         if any(self.cores) and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {core for slot in at for core in self.cores[slot]})
-        if self.visible:  # by their numbers if those were given: not every vLLM understands a UUID
+        if self.visible:  # numbers if the user gave numbers, because not every vLLM understands a UUID
             names = ",".join(self.visible[slot] for slot in at)
             os.environ |= {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
     def host(self, host: Host, at: Sequence[int]) -> Host:
-        """Return the host as an engine on the slots `at` finds it: their GPUs, and for each the cores of one slot."""
+        """Return the host as an engine on the slots `at` finds it: their GPUs, and the cores of one slot."""
         by_name = {gpu.uuid: gpu for gpu in host.gpus}
         gpus = tuple(by_name[self.devices[slot]] for slot in at if self.devices[slot] in by_name)
         cores = len(self.cores[0]) if any(self.cores) else host.environment.cores
@@ -373,8 +403,10 @@ class GpuSlots:
 
 
 def slot_count(options: Options, host: Host) -> int:
-    """Return the number of slots that `--slm-ray local` asks for: as many as it names, else all visible GPUs, simulated
-    GPUs (no more than cores), or the NUMA nodes of a CPU."""
+    """Return the number of slots for `--slm-ray local`: as named, else all GPUs, or the NUMA nodes of a CPU.
+
+    There are at most as many simulated GPUs as cores.
+    """
     if named := options.ray.partition(":")[2]:
         return int(named)
     match host.environment.platform:

@@ -1,4 +1,4 @@
-"""The gates of a run, each made once, and what is checked before one begins."""
+"""Gates of a run, each measured once, and the checks before one begins."""
 
 import shutil
 import sys
@@ -33,7 +33,11 @@ from pytest_slmserve.schema.specs import SLEEP_MODE, Engines, EngineSpec
 
 @dataclass
 class Gates:
-    """The gates of a run, each made once. failed: what ended one before its time; it is not tried again."""
+    """Gates of a run, each measured once.
+
+    Attributes:
+        failed: error that ended a gate early, by model. It is not tried again.
+    """
 
     session: Session
     found: dict[str, Gated] = field(default_factory=dict)
@@ -41,8 +45,7 @@ class Gates:
 
     @cached_property
     def waivers(self) -> tuple[diagnosis.Waiver, ...]:
-        """Waivers of the file that the options name. Raises BadUsage if it cannot be read, or names an endpoint that no
-        gate compares."""
+        """Waivers in the file of the options. Raises BadUsage if it cannot be read, or names an unknown endpoint."""
         path = self.session.options.waivers
         found = baselines.read_waivers(Path(path)) if path else ()
         if unknown := next((w for w in found if w.endpoint not in EVERY_ENDPOINT), None):
@@ -52,28 +55,26 @@ class Gates:
         return found
 
     def waiver(self, model: str, endpoint: str) -> diagnosis.Waiver | None:
-        """Return the waiver of a regression of this model's endpoint on this device, valid or expired; None without
-        one."""
+        """Return the waiver for an endpoint of a model on this device, valid or expired, or None."""
         device = self.session.host.environment.gpu_name or self.session.platform
         return diagnosis.waiver_for(self.waivers, model, endpoint, device)
 
     def of(self, model: str) -> Gated:
-        """Return the gate of a model, run at the first request. Raises the error that ended it, for example
-        EngineFailed."""
-        if error := self.failed.get(model):  # which the first of its tests has told
+        """Return the gate of a model, which runs at the first call. Raise the error that ended it."""
+        if error := self.failed.get(model):  # the first test has already raised it
             raise type(error)(f"the gate of {short_name(model)} was broken off")
         if model not in self.found:
             try:
                 gated = one_gate(self.session, model).run()
                 self.found[model] = gated if is_short(self.session) else in_view_of_noise(self.session, gated)
-            except Exception as error:  # a full disk too: launches are dear, and would end in the same way
+            except Exception as error:  # including a full disk, because launches are expensive and would fail again
                 known = isinstance(error, SlmError)
                 self.failed[model] = error if known else EngineFailed(f"{type(error).__name__}: {error}")
                 first = f"the gate of {short_name(model)} was broken off: {self.failed[model].cause}"
                 self.session.notes.insert(
                     0, f"{first}{f' ({printed_hint(hint)})' if (hint := self.failed[model].hint) else ''}"
                 )
-                if isinstance(error, AssertionError):  # one of ours, which pytest would take for a verdict that fails
+                if isinstance(error, AssertionError):  # pytest would take it for a failing verdict
                     raise RuntimeError(f"the gate of {short_name(model)} was broken off") from error
                 raise
             self.session.gates.append(self.found[model])
@@ -81,7 +82,7 @@ class Gates:
 
 
 def check_gate(session: Session, model: str) -> None:
-    """Raise BadUsage, with the side, if a gate could not be carried out or judged. Starts nothing."""
+    """Raise BadUsage, naming the side, if a gate could not be run or judged. Starts nothing."""
     _ = Gates(session).waivers, baselines.read_calibrations(session.options.records)
     if not of_start(session):
         loads_of(session, model)
@@ -99,7 +100,7 @@ def check_gate(session: Session, model: str) -> None:
 
 
 def check_starts(spec: EngineSpec) -> None:
-    """Raise BadUsage for an engine of which a gate of the start could not measure what it was asked for."""
+    """Raise BadUsage if a gate of the start cannot measure this engine."""
     if spec.interface == "transformers":
         raise BadUsage(
             "an engine of Transformers has no start but its imports",
@@ -116,12 +117,12 @@ def check_starts(spec: EngineSpec) -> None:
 
 
 def of_start(session: Session) -> bool:
-    """Return whether nothing but the start is judged."""
+    """Return whether the gate judges only the start."""
     return session.options.gate_launches == "start" and not is_short(session)
 
 
 def check_differ(both: Mapping[Side, EngineSpec]) -> None:
-    """Raise BadUsage for a side that is the other one by another name."""
+    """Raise BadUsage if both sides are the same engine, perhaps by different names."""
     first, second = (replace(spec, python=folder_of(spec.python)) for spec in both.values())
     if first == second:
         same = f"the candidate is the baseline: both have the Python in {first.python}, and the same arguments"
@@ -129,14 +130,17 @@ def check_differ(both: Mapping[Side, EngineSpec]) -> None:
 
 
 def folder_of(python: str) -> str:
-    """Return the folder of an interpreter, whichever way it was named; that of an environment has links to another
-    one's."""
+    """Return the folder of an interpreter, however it was named."""
+    # Only the folder is resolved, because an environment may link to the interpreter of another one.
     return str(Path(shutil.which(python or sys.executable) or python).parent.resolve())
 
 
 def live_together(session: Session, model: str) -> bool:
-    """Return whether the sides of a gate live on the device at once, as they do by default if they can. Raises BadUsage
-    if they cannot, and the option was given."""
+    """Return whether the sides of a gate share the device at once, which is the default if they can.
+
+    Raises:
+        BadUsage: if they cannot although the option was given.
+    """
     options, why = session.options, ""
     if options.gate_launches != "together" or is_short(session):
         return False
@@ -160,7 +164,7 @@ def live_together(session: Session, model: str) -> bool:
 
 
 def not_told(session: Session, model: str) -> dict[str, str]:
-    """Endpoints that a gate with this way of launching does not judge, each with the reason."""
+    """Return the endpoints that a gate does not judge with this way of launching, each with the reason."""
     if of_start(session):
         gate = StartGate(session, model)
         judged = {name for name, each in STARTS.items() if (each.caches in gate.states if each.caches else gate.sleeps)}
@@ -178,21 +182,24 @@ def not_told(session: Session, model: str) -> dict[str, str]:
 
 
 def one_gate(session: Session, model: str) -> OneGate:
-    """Return a gate that was not begun, or that goes on."""
+    """Return the gate of a model, new or continued."""
     if of_start(session):
         return StartGate(session, model)
     return SideBySide(session, model) if live_together(session, model) else OneGate(session, model)
 
 
 def launches_left(session: Session, model: str, launched: Collection[Engines] = ()) -> tuple[int, int]:
-    """Return the number of launches of a gate, as `OneGate.launches_left` has it."""
+    """Return the remaining launches of a gate, see `OneGate.launches_left`."""
     return one_gate(session, model).launches_left(launched)
 
 
 def in_view_of_noise(session: Session, gated: Gated) -> Gated:
-    """Return the gate in view of this runner's noise, if that is known. A calibration stores the noise of its pairs."""
+    """Return the gate judged with the noise of this host, if it is known.
+
+    A calibration stores the noise of its pairs.
+    """
     records = session.options.records
-    if gated.terms.launches == "start":  # which no calibration tells of
+    if gated.terms.launches == "start":  # there is no calibration for it
         return gated
     if session.options.calibrate:
         noise = decision.noise_of(gated.gated)
@@ -210,7 +217,7 @@ def in_view_of_noise(session: Session, gated: Gated) -> Gated:
     gated, known = baselines.judged_by_noise(gated, records)
     if known:
         session.notes.append(calibration_text(known))
-    elif gated.pairs and session.platform != "simulated":  # whose noise is that of a formula
+    elif gated.pairs and session.platform != "simulated":  # simulated noise is a formula
         unknown = f"no calibration of {gated.model} on this host"
         session.notes.append(f"{unknown}: --slm-calibrate measures what a gate can detect")
     return gated

@@ -1,6 +1,6 @@
-"""What a run concludes from what it has measured so far: verdicts by the code that judges its archive, and advice.
+"""Conclusions from the measurements of a run so far: verdicts, by the code that evaluates results files, and advice.
 
-Nothing is measured here. A comparison with a stored baseline is cheaper than a gate, and weaker.
+A comparison with a stored baseline is cheaper than a gate, and weaker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 
 FEWEST_LOADS = 2  # the law of a step has two parameters
-# Which curve of a model a claim reads that is on no single curve: the first of these, by what it reads.
+# A claim on several curves of a model reads the first of which this is true, by the claim's `of`.
 READ: dict[str, Callable[[Curve], object]] = {"gpus": on_several_gpus, "jobs": bool}
 READ |= {"shares": attrgetter("warmer"), "formats": attrgetter("structured"), "speculation": attrgetter("plain")}
 NO_WORSE = "no-worse-than-the-baseline"
@@ -39,11 +39,13 @@ WARNING = (
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A claim on a model, as an item of a run asks it.
+    """Claim on a model, as an item of a run needs it.
 
-    row: what is expected. of: the measurements that the claim reads, see `Claim`. series: key of the curve that it
-    reads; None if it reads several, or none. planned: whether that is the sweep of the options, whose missing loads
-    count.
+    Attributes:
+        row: expected verdict.
+        of: measurements that the claim reads, see `Claim`.
+        series: key of its curve; None for several curves, or none.
+        planned: whether that is the sweep of the options, whose missing loads count.
     """
 
     row: table.ClaimRow
@@ -55,21 +57,24 @@ class Question:
 
 @dataclass(repr=False)
 class Verdicts:
-    """Curves, verdicts and advice of a run. judged: so far, in the order asked; for the report. looks: of sweeps that
-    measure until they are decided."""
+    """Curves, verdicts and advice of a run.
+
+    Attributes:
+        looks: numbers of repeats at which an open-ended sweep may end.
+        judged: verdicts so far, for the report.
+    """
 
     planner: Planner
     results: Results
     looks: tuple[int, ...] = ()
     judged: list[table.Judged] = field(default_factory=list)
-    measuring: set[str] = field(default_factory=set)  # series of the sweeps that go on until they are decided
-    _begun: set[str] = field(default_factory=set)  # series of the sweeps that were asked for
-    # Curves by series, all curves with their jobs, and what they were made of.
+    measuring: set[str] = field(default_factory=set)  # series of sweeps that continue until they are decided
+    _begun: set[str] = field(default_factory=set)  # series of requested sweeps
+    # Curves by series, all curves with their jobs, and the state from which they were computed.
     _curves: tuple[dict[str, Curve], list[Curve], tuple[object, ...]] = ({}, [], ())
 
     def plan(self) -> dict[str, Any]:
-        """Return the plan of the sweeps that the archive keeps, as plain JSON values; this run judges by the same
-        plan."""
+        """Return the plan of the sweeps as JSON values, by which this run and later reports judge."""
         sweeps = {}
         for model, sweep in self.planner.sweeps.items():
             if sweep.cases:
@@ -85,16 +90,15 @@ class Verdicts:
         return {"sweeps": sweeps, "interim_analyses": [*self.looks], **beside}
 
     def adaptive(self, model: str) -> float | None:
-        """Return the tolerance of a plateau, if sweeps measure only what it depends on; None if they measure all."""
+        """Return the tolerance of a plateau for adaptive sweeps, or None if sweeps measure all loads."""
         if self.planner.options.sweep != "adaptive":
             return None
         return float(self.row(PLATEAU, model).parameters["tolerance"])
 
     def curve(self, model: str) -> Curve:
-        """Return the curve of a planned sweep as measured so far, with other loads that users' tests requested on the
-        same curve."""
+        """Return the curve of a planned sweep so far, with further loads that users' tests requested."""
         sweep = self.planner.sweep(model)
-        if sweep.cases:  # else each load is cut
+        if sweep.cases:  # else no load is measured
             series = sweep.cases[0].series
             self._begun.add(series)
             if found := self._known()[0].get(series):
@@ -103,12 +107,14 @@ class Verdicts:
         return curve_of(short_name(model), (), planned=planned, cut=sweep.cut, adaptive=adaptive, looks=self.looks)
 
     def curves(self) -> list[Curve]:
-        """Return all curves that this run requested, in the order requested: planned sweeps, and what users' tests
-        measured. Of sweeps that the run has begun they have what an archive knows."""
+        """Return all curves of this run, in the order requested.
+
+        Sweeps that have begun include the measurements of a resumed results file.
+        """
         return list(self._known()[0].values())
 
     def _known(self) -> tuple[dict[str, Curve], list[Curve]]:
-        """Return the curves by series, and all curves with the jobs of their models; made anew when there is more."""
+        """Return the curves by series, and all curves with jobs, computed again if there are new repeats."""
         repeats = (len(self.results.repeats.get(key, ())) for key in self.results.requested)
         known = len(self.planner.sweeps), len(self._begun), frozenset(self.measuring), *repeats
         if self._curves[2] != known:
@@ -122,16 +128,18 @@ class Verdicts:
         return self._curves[:2]
 
     def row(self, name: str, model: str, words: Words = NO_WORDS) -> table.ClaimRow:
-        """Return the expectation of a claim for this model on this host."""
+        """Return the expected verdict of a claim for this model on this host."""
         planner = self.planner
         interface = "endpoint" if planner.platform == "remote" else planner.options.interface
         ramp_up = words.get("ramp_up") or planner.options.ramp_up
         return table.row_for(name, model, planner.host.environment, interface, ramp_up)
 
     def question(self, name: str, model: str, words: Words = NO_WORDS) -> Question:
-        """Return a claim on a model, with the curve that it reads: the model's sweep, or what was measured of it beside
-        the sweeps, as the options and the words of a marker say. What a user's own engine or load gave is another
-        curve."""
+        """Return a claim on a model, with the curve that it reads.
+
+        That is the model's sweep, or a curve next to the sweeps, as options and marker say. A curve of a user's own
+        engine or load is another one.
+        """
         row, of, planner = self.row(name, model, words), table.CLAIMS[name].of, self.planner
         if of not in ("sweeps", "replicas"):
             return Question(row, model, of)
@@ -139,20 +147,22 @@ class Verdicts:
         return Question(row, model, of, case.series, planned=of == "sweeps" and planner.in_sweep(case))
 
     def judge(self, question: Question) -> Verdict:
-        """Judge a claim from what was measured, and remember it for the report."""
+        """Evaluate a claim, and add the verdict to the report."""
         verdict = self.verdict(question)
         self.judged.append((verdict, question.row))
         return verdict
 
     def add(self, verdict: Verdict) -> None:
-        """Add a verdict to the report of which no row of the claims says what to expect, such as a user's objective."""
+        """Add a verdict without an expected one to the report, for example on a user's objective."""
         self.judged.append((verdict, None))
 
     def verdict(self, question: Question) -> Verdict:
-        """Return the verdict on a claim from what was measured so far. Of jobs it reads all curves of the model, of
-        several GPUs the curve on the fewest, of shares of prompts that of the least, of formats that of free text, of
-        speculation the one with it. A model of which nothing was measured here has no curve: what can be judged of it
-        is arithmetic."""
+        """Return the verdict on a claim from the measurements so far.
+
+        Claims on jobs read all curves of the model. Others read the curve on the fewest GPUs, with the smallest prefix
+        share, with free text, or with speculation. A model without measurements has an empty curve, enough for
+        arithmetic.
+        """
         curve = self.curve(question.model) if question.planned else None
         by_series, curves = self._known()
         if read := READ.get(question.of):
@@ -162,10 +172,14 @@ class Verdicts:
         return table.judge_row(question.row, curve or Curve(subject=short_name(question.model)), curves)
 
     def advice(self, model: str, slo_itl: str | None, efficiency: float) -> advisor.Advice:
-        """Return the advice on one model, as `slmserve advise --model` gives it from the run's archive, without a look
-        at sets of engines: tests measure them to hold the advice against.
+        """Return the advice on one model, as `slmserve advise --model` gives it, except on sets of engines.
 
-        Raises Inconclusive if fewer than two loads are usable, BadUsage if `slo_itl` or `efficiency` is invalid.
+        Args:
+            slo_itl: latency objective such as "2x@32".
+            efficiency: smallest batching efficiency.
+
+        Raises:
+            Inconclusive: if fewer than two loads are usable.
         """
         if not 0 < efficiency < 1:
             raise BadUsage(f"an efficiency of {efficiency:g} is not a share between 0 and 1", "efficiency=0.1")
@@ -184,14 +198,14 @@ class Verdicts:
         raise Inconclusive(why)
 
     def note(self, *sentences: str) -> None:
-        """Add notes to those of the run, each once however often it is said."""
+        """Add notes to those of the run, each only once."""
         notes = self.planner.notes
         notes.extend(sentence for sentence in dict.fromkeys(sentences) if sentence not in notes)
 
 
 @dataclass
 class StoredBaseline:
-    """The archive or the stored baseline that `--slm-baseline` names. notes: what a reader has to know of it."""
+    """Baseline that `--slm-baseline` names. Its notes are caveats."""
 
     verdicts: Verdicts
     measurements: Sequence[Measurement]
@@ -199,8 +213,7 @@ class StoredBaseline:
 
     @classmethod
     def of_run(cls, verdicts: Verdicts) -> StoredBaseline:
-        """Return the baseline, before anything is started. Raises BadUsage if there is none, BadArchive if it cannot be
-        read."""
+        """Return the baseline. Raise BadUsage if there is none, and BadArchive if it cannot be read."""
         named = verdicts.planner.options.baseline
         try:
             _, there = baselines.baseline(baselines.FOLDER, named)
@@ -209,8 +222,10 @@ class StoredBaseline:
         return cls(verdicts, there.measurements, (*there.notes, WARNING))
 
     def judge(self, model: str) -> Verdict:
-        """Return the verdict on all cases of one model that both sides have, and add the verdict on each to the report.
-        It fails if one of them fails, and passes if all pass. Nothing is measured."""
+        """Return the verdict on all cases of a model that both sides have, and add the verdict on each to the report.
+
+        It fails if one of them fails, and passes if all pass.
+        """
         run, name = self.verdicts, short_name(model)
         alone = (m for curve in run.curves() for m in curve.measurements)
         shared = (m for m in run.results.measurements() if not m.alone)

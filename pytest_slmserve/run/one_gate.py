@@ -1,7 +1,7 @@
-"""One gate while it is measured: pairs of fresh launches, baseline and candidate in turn, until the outcome is known.
+"""Gate of one model while it is measured: pairs of fresh launches until the outcome is known.
 
-The sides of a pair have the device one after the other (`OneGate`), or live on it at once, and windows of both take
-turns (`SideBySide`). Or nothing but their starts is measured (`StartGate`).
+In a pair the sides use the device one after the other (`OneGate`), or both at once with alternating windows
+(`SideBySide`). `StartGate` measures only starts.
 """
 
 import math
@@ -46,34 +46,34 @@ from pytest_slmserve.schema.records import GateLaunch, Measurement, ReplicaGroup
 from pytest_slmserve.schema.specs import SLEEP_MODE, ClosedLoop, Engines, EngineSpec, OpenLoop, Workload
 from pytest_slmserve.telemetry.gpu import BusyClock
 
-LONGER = 4  # times a window that was too short
-MAX_DROPPED = 3  # more pairs that cannot be trusted say that this host cannot tell
+LONGER = 4  # factor for a window that was too short
+MAX_DROPPED = 3  # with more invalid pairs this host cannot decide
 SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute
-PAIRS_AT_ONCE, MANY_CORES = 2, 8  # looks are after even numbers of pairs; two cores for each that imports
+PAIRS_AT_ONCE, MANY_CORES = 2, 8  # interim analyses follow even numbers of pairs; an importing engine needs two cores
 WARM_UP = 0  # in place of a pair's number
-# Requests, and tokens of each, that both sides generate: with real weights as many as a verdict takes.
+# Requests and their tokens, for comparing outputs: with real weights as many as a verdict needs.
 ASKED = {"dummy": (4, 32), "auto": (64, 16)}
-SCORED = 2  # pairs whose launches tell how likely the baseline's tokens are: two of the baseline, to know their scatter
-SMALL_WINDOWS = 4  # of the options: few requests make few tokens, and the host decides how fast
+SCORED = 2  # pairs whose launches score the baseline's tokens: two of the baseline, to know the scatter
+SMALL_WINDOWS = 4  # times the window of the options, because few requests have few tokens and depend on the host
 LARGE_LOAD = {"cuda": 256, "cpu": 64, "simulated": 256}  # of a model that is not in table 1
 
 
 def is_short(session: Session) -> bool:
-    """Return whether a gate runs among other tests: then it makes SHORT pairs, only at the large load, and judges what
-    is no matter of chance. A simulated gate takes no time and runs in full."""
+    """Return whether a gate runs among other tests, with only SHORT pairs at the large load, and without judging speed.
+
+    A simulated gate takes no time and runs in full.
+    """
     return not session.options.gate and session.platform != "simulated"
 
 
 def order(number: int) -> tuple[Side, Side]:
-    """Sides of a pair in the order of launching: AB, BA, BA, AB, so that neither a drift of the host nor the first
-    place favours a side."""
+    """Return the sides of a pair in the order of launching: AB, BA, BA, AB, so that drift and place favor no side."""
     baseline, candidate = SIDES
     return (baseline, candidate) if number % 4 in (0, 1) else (candidate, baseline)
 
 
 def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
-    """Return the specification of each side: `spec` with the side's own interpreter, variables and arguments. Raises
-    BadUsage for an argument of the wrong type."""
+    """Return the engine of each side: `spec` with the side's interpreter, variables and arguments."""
     found: dict[Side, EngineSpec] = {}
     for side in SIDES:
         python, env, arguments = options.side_of(side)
@@ -89,8 +89,10 @@ def sides(spec: EngineSpec, options: Options) -> dict[Side, EngineSpec]:
 
 
 def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
-    """Return the small load, with a longer window, and the large one: the ends of `--slm-concurrency`. By default, and
-    in a short gate, only the large one, because the speed of small loads depends on the host."""
+    """Return the ends of `--slm-concurrency`, the smaller one with a longer window.
+
+    By default, and in a short gate, it is only the large load, because small loads depend on the host.
+    """
     planner, chosen = session.planner, session.options.concurrency
     large = PUBLISHED.get(short_name(model), LARGE_LOAD[session.platform])
     ends = sorted({chosen[0], chosen[-1]} if chosen else {large})
@@ -106,24 +108,30 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
 
 
 def as_long_as_may_be(loads: Sequence[ClosedLoop]) -> list[ClosedLoop]:
-    """Return the loads with windows as they are, and as long as they may become."""
+    """Return the loads with each length of window that they may get."""
     times = (LONGER**often for often in range(MAX_DROPPED + 1))
     return [replace(load, window_s=n * load.window_s) for n in times for load in loads]
 
 
 class OneGate:
-    """The gate of one model while it is measured: `found` so far, and `gated` what that tells, if anything."""
+    """Gate of one model while it is measured.
+
+    Attributes:
+        found: measurements so far.
+        gated: their evaluation, if there is one.
+    """
 
     beside = False  # whether both sides of a pair live on the device at once
 
     def __init__(self, session: Session, model: str) -> None:
-        """A gate that goes on with its measurements in the resumed archive, and takes over their id. Of several fitting
-        gates the last counts. Sides, loads and caches must be the same, on any host of this kind, because a pair is
-        compared within itself. The terms must be the same: a gate whose terms changed after an interim analysis would
-        err more often than they say."""
+        """Continue the last fitting gate of the resumed results file, if any.
+
+        Sides, requests, loads and caches must be the same, but not the host, because a pair is compared within itself.
+        The terms must be the same, because changed terms after an interim analysis would cause more errors.
+        """
         self.session, self.model, self.title = session, model, f"the gate of {short_name(model)}"
         self.id, self.terms, self.most = uuid.uuid4().hex[:12], session.gate_terms, session.gate_terms.pairs
-        self.states: tuple[Caches, ...] = (session.options.gate_caches,)  # of the caches, at the launches of a side
+        self.states: tuple[Caches, ...] = (session.options.gate_caches,)  # of caches, for the launches of a side
         self.specs: Mapping[Side, EngineSpec] = {}
         self.loads: tuple[ClosedLoop, ...] = ()
         self.prepare()
@@ -161,7 +169,7 @@ class OneGate:
         session.note(f"{self.title} starts again: {session.source} has none of the same sides, loads, caches and terms")
 
     def prepare(self) -> None:
-        """Find the engine of each side, the requests and the loads. Raises BadUsage if they do not go together."""
+        """Set the engine of each side, the requests and the loads."""
         planner = self.session.planner
         self.specs = sides(planner.spec(self.model), self.session.options)
         self.workload: Workload = planner.workload(self.model)
@@ -171,12 +179,12 @@ class OneGate:
         return judge_gate(self.found, self.terms)
 
     def there(self) -> set[int]:
-        """Return numbers of the pairs of launches that were measured."""
+        """Return the numbers of the measured pairs of launches."""
         return {pair.number for pair in pairs_of(self.found)}
 
     @property
     def launch_s(self) -> float:
-        """Roughly the seconds of what is measured in one launch."""
+        """Rough number of seconds that one launch is measured."""
         return sum(cases.repeat_estimate_s(self.specs["baseline"], self.workload, load) for load in self.loads)
 
     def run(self) -> Gated:
@@ -186,7 +194,7 @@ class OneGate:
             session.notes.append(f"both sides of {self.title} are the same: what differs is noise")
         try:
             if not self.over:
-                if session.platform != "simulated":  # launches that do not count read files from disk and fill caches
+                if session.platform != "simulated":  # warm-up launches read files from disk and fill caches
                     list(self.launch_in_turn([(side, WARM_UP) for side in self.cold()]))
                 there = self.there()
                 numbers = (number for number in range(1, self.most + MAX_DROPPED + 1) if number not in there)
@@ -202,7 +210,7 @@ class OneGate:
             assert self.gated is not None
             traced = self.traced(self.gated) if session.options.profile and not session.options.calibrate else ""
         except KeyboardInterrupt:
-            if self.gated:  # the summary says how far it came
+            if self.gated:  # the summary shows its progress
                 session.gates.append(self.gated)
             raise
         finally:
@@ -218,9 +226,10 @@ class OneGate:
 
     @property
     def over(self) -> bool:
-        """Whether the gate ends: all pairs are measured, too many were dropped, or the outcome is settled at a planned
-        interim analysis. Between two of them the outcome counts for nothing. A calibration and a short gate have
-        none."""
+        """True if all pairs are measured, too many were dropped, or an interim analysis settles the outcome.
+
+        A calibration and a short gate have no interim analysis.
+        """
         if (gated := self.gated) is None:
             return False
         there, dropped = len(gated.pairs), len(gated.dropped)
@@ -232,18 +241,24 @@ class OneGate:
         return looks and not self.session.options.calibrate and gated.settled
 
     def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
-        """Sides of which nothing was launched since this host was booted. Two equal sides count as one, and then the
-        launches of the run's other tests count too. launched: those that are planned."""
+        """Return the sides that were not launched since this host booted.
+
+        If both are equal they count as one, and launches of other tests count, too.
+        """
         host = self.session.host.environment.host
-        same = self.specs["baseline"] == self.specs["candidate"]  # else each has caches of its own
+        same = self.specs["baseline"] == self.specs["candidate"]  # else each has its own caches
         measured = [*self.found, *(self.session.results.measurements() if same else ())]
         there = {m.spec for m in measured if host and m.environment.host == host} | set(launched if same else ())
         return tuple(side for side in (SIDES[:1] if same else SIDES) if self.specs[side] not in there)
 
     def launches_left(self, launched: Collection[Engines] = ()) -> tuple[int, int]:
-        """Return the number of launches that do not count, one of each side, and of those that follow in a clear
-        case: up to the next interim analysis, or in a calibration all. launched: what other tests will have launched
-        before."""
+        """Return the remaining numbers of warm-up launches, and of launches until the next interim analysis.
+
+        A calibration makes all of them.
+
+        Args:
+            launched: engines that other tests will have launched before.
+        """
         there, short = len(self.gated.pairs) if self.gated else 0, is_short(self.session)
         goal = decision.next_look(there, self.terms)
         if short or self.session.options.calibrate:
@@ -258,11 +273,13 @@ class OneGate:
         return len(SIDES) * len(self.states)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Yield measurements of each launch, an empty list for a warm-up. If the host has enough cores, two pairs are
-        launched at once and wait for their turns, because imports take as long as the rest of a start.
+        """Yield the measurements of each launch, or an empty list for a warm-up.
+
+        With enough cores, two pairs are launched at once and wait for their turns, because imports take half of a
+        start.
 
         Args:
-            launches: Each side with the number of its pair, or `WARM_UP`. The launches of a pair follow each other.
+            launches: side and number of the pair, or `WARM_UP`. The launches of a pair follow each other.
         """
         how, cores = self.session.options.gate_caches, self.session.host.environment.cores or 0
         at_once = 2 * (PAIRS_AT_ONCE if cores >= MANY_CORES else 1)
@@ -278,8 +295,11 @@ class OneGate:
                     yield found
 
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Return measurements of one launch at each load, with its outputs and scores if this pair has them. second: of
-        its pair."""
+        """Return the measurements of one launch at each load, with outputs and scores if this pair has them.
+
+        Args:
+            second: whether it is the second launch of its pair.
+        """
         engine.differ(f"{side} {number}")
         spec = self.specs[side]
         paired = self.answered(
@@ -297,8 +317,10 @@ class OneGate:
         return found
 
     def lengthened(self, place: int, group: ReplicaGroup) -> bool:
-        """Return whether the windows of a load are LONGER times as long from now on: this one had too few steps, or no
-        request that ended."""
+        """Lengthen the windows of a load if this one had too few steps or no finished request.
+
+        Return whether it did.
+        """
         load = self.loads[place]
         longer = replace(load, window_s=LONGER * load.window_s)
         if longer not in self.possible or not any(LONGER_WINDOW in text for m in group for text in check(m).problems):
@@ -309,11 +331,11 @@ class OneGate:
         return True
 
     def answered(self, paired: GateLaunch, engine: Engine) -> GateLaunch:
-        """Return the part of a launch in the gate with its outputs, and its scores, if this pair has them."""
+        """Return the launch's part in the gate with its outputs and scores, if this pair has them."""
         load_format = engine.spec.load_format
-        if self.workload.spec.kind != "generate":  # no tokens are there to be the same
+        if self.workload.spec.kind != "generate":  # there are no tokens to compare
             return paired
-        if paired.pair == 1:  # once is enough: an engine that answers otherwise does so always
+        if paired.pair == 1:  # once is enough, because an engine with other outputs always has them
             paired = replace(paired, outputs=engine.outputs(self.workload, *ASKED[load_format]))
         if paired.side == "baseline":
             self.reference = self.reference or paired.outputs
@@ -322,9 +344,10 @@ class OneGate:
         return paired
 
     def traced(self, gated: Gated) -> str:
-        """Serve the load of the first failing endpoint with one more launch of each side under its profiler. Returns a
-        sentence with the paths of the traces, or why there are none; empty if no endpoint fails that is read at a
-        load."""
+        """Profile the load of the first failing endpoint with one more launch of each side.
+
+        Return a sentence with the paths of the traces or the problem, or "" if no endpoint of a load fails.
+        """
         verdicts = ((each.load, gated.verdict(name)) for name, each in gated.endpoints.items())
         places = [
             place for place, seen in verdicts if place is not None and seen is not None and seen.state is State.FAILS
@@ -344,7 +367,7 @@ class OneGate:
                         problem = start().profile(self.workload, load) or "its profiler wrote nothing"
                 paths = ", ".join(sorted(str(path) for path in set(folder.iterdir()) - before))
                 written.append(f"{side}: {paths or f'none ({problem})'}")
-            except Exception as error:  # whatever spoils a trace, the verdict stands; a log's end is no part of a note
+            except Exception as error:  # a failed trace does not change the verdict
                 written.append(f"{side}: none ({str(error).partition(ENDS_WITH)[0]})")
         return f"traces of {short_name(self.model)} at {load.max_concurrency}: {'; '.join(written)}"
 
@@ -354,9 +377,11 @@ NAPS = 3  # of each launch
 
 
 class StartGate(OneGate):
-    """A gate of nothing but the start. One engine starts at a time, serves one request, and ends: first with empty
-    folders for compiled code, and then again with what is in them. If both sides have a sleep mode, they also sleep and
-    wake."""
+    """Gate of only the start.
+
+    One engine starts at a time, serves one request, and ends: by default first without compiled code, and then with it.
+    If both sides have a sleep mode, they also sleep and wake.
+    """
 
     def prepare(self) -> None:
         session, planner = self.session, self.session.planner
@@ -383,7 +408,7 @@ class StartGate(OneGate):
         return first_s * self.states.count("cold") / len(self.states)
 
     def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Yield measurements of each side of a pair, one for each state of the caches."""
+        """Yield the measurements of each side of a pair, one for each state of the caches."""
         for side, number in launches:
             found, states = list[Measurement](), self.states if number else ("warm",)
             with caches(states[0], side, self.specs) as folders:
@@ -396,11 +421,10 @@ class StartGate(OneGate):
             yield found
 
     def started(self, engine: Engine, paired: GateLaunch) -> ReplicaGroup:
-        """What a launch tells of its start."""
         engine.differ(f"{paired.side} {paired.pair} {paired.caches}", cold=paired.caches == "cold")
         try:
             naps = [engine.nap() for _ in range(NAPS * self.sleeps)]
-        except EngineFailed as error:  # what is missing never passes
+        except EngineFailed as error:  # a missing value never passes
             self.session.note(f"the {paired.side} does not sleep: {error.cause}")
             naps = []
         paired = replace(paired, sleep_s=tuple(slept for slept, _ in naps), wake_s=tuple(woke for _, woke in naps))
@@ -410,16 +434,17 @@ class StartGate(OneGate):
 
 
 ANSWER = 128  # output tokens of a request in a window at most: windows of a second or two alternate
-LEAST_WINDOW_S = 1.0  # as estimated; busy seconds are counted in ticks of 0.1 s
-GAP_S = 0.3  # in which the GPU is idle for a whole tick, and a window is begun and written
+LEAST_WINDOW_S = 1.0  # estimated; busy seconds are counted in ticks of 0.1 s
+GAP_S = 0.3  # between windows: the GPU is idle for a whole tick, and a window is written
 CALIBRATING = 8  # launches of two equal sides
 LIKELY_PAIRS = 12  # of windows in a launch
 
 
 def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Workload, tuple[ClosedLoop, ...]]:
-    """Return the engine of each side with half of the memory, the requests, and the windows of the loads: as many
-    rounds of requests that come at once as take a second. Raises BadUsage if the sides do not fit on the device
-    together."""
+    """Return the engine of each side with half of the memory, the requests, and the windows of the loads.
+
+    A window has as many bursts of requests as take a second. If the sides do not fit on the device, BadUsage is raised.
+    """
     planner, options = session.planner, session.options
     whole = planner.workload(model)
     if whole.spec.turns > 1:
@@ -440,13 +465,11 @@ def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Worklo
 
 
 class SideBySide(OneGate):
-    """A gate whose sides live on one GPU at once, each with half of the memory. One serves a window at a time: so many
-    requests that come at once, and are served to the end."""
+    """Gate whose sides share one GPU, each with half of the memory. A window is a burst of requests to one of them."""
 
     beside = True
 
     def prepare(self) -> None:
-        """Raises BadUsage also if the sides do not fit on the device together."""
         self.terms = self.session.gate_terms.with_both_at_once
         self.most = CALIBRATING if self.session.options.calibrate else self.terms.pairs
         self.clock: BusyClock | None = None
@@ -470,14 +493,14 @@ class SideBySide(OneGate):
 
     @property
     def launch_s(self) -> float:
-        """Half of what both engines of a launch are measured for."""
+        """Rough number of seconds of one launch: half of those of both engines."""
         spec = self.specs["baseline"]
         each = (cases.repeat_estimate_s(spec, self.workload, OpenLoop(requests=load.requests)) for load in self.loads)
         return sum((THROWN_AWAY + LIKELY_PAIRS) * (seconds + GAP_S) for seconds in each)
 
     @property
     def over(self) -> bool:
-        """Return whether the gate ends: all launches are measured, or nothing that they could decide is left."""
+        """True if all launches are measured, or no further launch can decide anything."""
         if (gated := self.gated) is None or not gated.pairs:
             return False
         if len(gated.pairs) >= self.most or self.session.options.calibrate:
@@ -486,11 +509,11 @@ class SideBySide(OneGate):
         return gated.settled and (looks or all(each.name in gated.refused for each in gated.gated))
 
     def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
-        """None: how long a start takes is not compared."""
+        """Return no side, because the length of a start is not compared."""
         return ()
 
     def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Return measurements of both sides, once the second of them has started; then both are ended."""
+        """Return the measurements of both sides once the second has started, and end both."""
         engine.differ(f"{side} {number}", beside=True)
         self.clock = self.clock or self.session.devices.busy_clock()
         self.living[side] = engine
@@ -505,13 +528,13 @@ class SideBySide(OneGate):
         return found
 
     def of_one(self, side: Side, done: int) -> Iterator[Measurement]:
-        """Windows of one engine, alone on the device or beside an idle one. done: windows of it so far."""
+        """Yield windows of one engine, numbered after `done`, with the other one idle or absent."""
         self.lap()
         for window in range(1, THROWN_AWAY + FIRST_PAIRS + 1):
             yield self.window(WARM_UP, self.loads[-1], done + window, side, False)
 
     def in_turns(self, number: int, load: ClosedLoop) -> list[Measurement]:
-        """Windows of one load in one launch of both sides, in the order ABBA, until enough of them count."""
+        """Return windows of one load on both sides, in the order ABBA, until enough of them count."""
         found, counted_ones = list[Measurement](), list[PairOfWindows]()
         self.lap()
         for window in count(1):
@@ -534,7 +557,6 @@ class SideBySide(OneGate):
             self.clock.lap()
 
     def window(self, number: int, load: ClosedLoop, window: int, side: Side, second: bool) -> Measurement:
-        """One window of one side."""
         engine, spec = self.living[side], self.specs[side]
         paired = GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches, window=window)
         if window == 1 and load == self.loads[0]:

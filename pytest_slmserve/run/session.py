@@ -1,7 +1,4 @@
-"""A session holds what belongs to one run: options, devices, executor, archive, and what is known.
-
-Knows nothing of pytest.
-"""
+"""Session of a run: options, devices, executor, results file, and the sweeps. It does not import pytest."""
 
 from __future__ import annotations
 
@@ -42,30 +39,33 @@ from pytest_slmserve.telemetry.host import Host, probe
 
 @dataclass(repr=False)
 class Session:
-    """All that belongs to one run. `open` takes the device and the archive, and `close` releases both.
+    """State of one run. `open` takes the device and the results file, and `close` releases both.
 
-    notes: sentences for the end of the run; `note` adds some, each once. results: all repeats that are known so far.
-    keeps_records: whether the measurements stay. Those of a formula do only if an archive was named, or is resumed: in
-    the usual one they would stand among what was measured. source: the archive that is resumed, if `resumes`: it is
-    there, and was named, or is that of this run. budget_s: seconds after which the curves of an engine
-    are not measured again. first: repeats of each load of a curve that claims read. looks: numbers of repeats of a load
-    after which claims may be judged; only one if nothing is measured until it is decided. say: tells the user something
-    while the run goes on.
+    Attributes:
+        notes: sentences for the end of the run.
+        results: all repeats known so far.
+        keeps_records: whether measurements are kept. Simulated ones need a named or resumed results file, because they
+            would mix with real ones in the default file.
+        source: results file that is resumed, if `resumes`.
+        budget_s: seconds after which the curves of an engine are not measured again.
+        first: repeats of each load of a curve that claims read.
+        looks: numbers of repeats at which claims may be evaluated; one number for sweeps with a fixed length.
+        say: prints a message during the run.
     """
 
     executor: Executor
     slo: Slo | None = None
     page: RunPage | None = None
-    reused: set[str] = field(default_factory=set)  # ids of the stored measurements that this run resumes
-    stored: list[Measurement] = field(default_factory=list)  # of the archive that is resumed, valid or not
-    gates: list[Gated] = field(default_factory=list)  # that have ended
-    pair_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # of a gate: pairs made, and seconds of each
-    claims: Collection[str] | None = None  # that the tests of this run judge; None if no tests are known
+    reused: set[str] = field(default_factory=set)  # ids of stored measurements that this run reuses
+    stored: list[Measurement] = field(default_factory=list)  # measurements of the resumed results file, valid or not
+    gates: list[Gated] = field(default_factory=list)  # finished gates
+    pair_s: dict[str, tuple[int, float]] = field(default_factory=dict)  # by model: pairs, and seconds of each
+    claims: Collection[str] | None = None  # claims that the tests evaluate; None if no tests are known
     inconclusive: list[str] = field(default_factory=list)  # tests with the reason, except for claims and gates
-    failed: list[str] = field(default_factory=list)  # tests with a line of why, once all have ended
-    command: str = ""  # that makes the same run again
+    failed: list[str] = field(default_factory=list)  # tests with the reason, once all have ended
+    command: str = ""  # command that repeats this run
     say: Callable[[str], None] = lambda text: None
-    undo: ExitStack = field(default_factory=ExitStack)  # at the close, while the archive still takes measurements
+    undo: ExitStack = field(default_factory=ExitStack)  # at the close, while measurements can still be written
 
     def __post_init__(self) -> None:
         self.devices, self.results = self.executor.devices, self.executor.results
@@ -75,7 +75,7 @@ class Session:
         named = options.source["records"] != "default"
         self.keeps_records = planner.platform != "simulated" or named or bool(options.resume)
         self.source = Path(options.resume if isinstance(options.resume, str) else options.records)
-        self.resumes = bool(options.resume) and is_file(self.source)  # the archive of this run may be made later
+        self.resumes = bool(options.resume) and is_file(self.source)  # the results file of this run may not exist yet
         if isinstance(options.resume, str) and not self.resumes:
             raise BadUsage(
                 f"--slm-resume: there is no results file at {self.source}",
@@ -92,8 +92,12 @@ class Session:
 
     @classmethod
     def from_options(cls, options: Options, root: Path, host: Host | None = None, is_run: bool = True) -> Session:
-        """Return a session on `host`; None: on this one, which is probed. Raises BadUsage if the platform cannot run,
-        or the options fit neither host nor archive; a plan assumes a host instead. is_run: whether tests will run."""
+        """Return a session of a run. Raise BadUsage if the options do not fit the host or the results file.
+
+        Args:
+            host: None means this one, which is probed. A plan may assume one.
+            is_run: whether tests will run.
+        """
         platform, slo = options.platform, parse_slo(options.goodput) if options.goodput else None
         assert platform is not None
         export = export_to(options.export, slo) if options.export else None
@@ -113,7 +117,7 @@ class Session:
         return cls(executor, slo, RunPage(Path(options.html)) if options.html else None)
 
     def open(self) -> None:
-        """Take the device, open the archive, and resume if requested. Raises BadUsage, DeviceBusy or BadArchive."""
+        """Lock the device, open the results file, and resume if requested."""
         self.devices.hold()
         if self.keeps_records:
             archive = self.undo.enter_context(Archive.open(self.options.records, moves=True))
@@ -126,7 +130,11 @@ class Session:
         self.resume()
 
     def begin(self, compares: bool = False) -> None:
-        """Note in the archive that this run measures, and by which parameters its claims and gates are judged."""
+        """Write to the results file that this run measures, and how its claims and gates are judged.
+
+        Args:
+            compares: whether a test runs a gate.
+        """
         if archive := self.executor.archive:
             rows = list(map(asdict, table.ROWS))
             plan = self.verdicts.plan()
@@ -145,16 +153,16 @@ class Session:
 
     @property
     def moved(self) -> str:
-        """Why and where the measurements of this run are in a second file; "" if they are in the archive."""
+        """Reason and place if measurements are in a second file; "" if they are in the results file."""
         return self.executor.archive.moved if self.executor.archive else ""
 
     @cached_property
     def resumed(self) -> Contents | None:
-        """What the archive that is resumed held at first; None if there is nothing to be resumed. Raises BadArchive."""
+        """Original contents of the resumed results file, or None. Raises BadArchive."""
         return read(self.source, skip_damaged=self.options.skip_damaged) if self.resumes else None
 
     def resume(self) -> None:
-        """Take over the valid measurements of the archive that is resumed, if any. Raises BadArchive."""
+        """Take over the valid measurements of the resumed results file, if any. Raises BadArchive."""
         if self.resumed is None:
             return
         self.notes.extend(self.resumed.notes)
@@ -165,13 +173,12 @@ class Session:
             self.reused.update(m.id for m in group)
 
     def findings(self) -> Findings:
-        """Return what this run has found so far, for its reports."""
         archive = self.executor.archive
         shown = archive.path if archive else None
-        if archive and not self.keeps_records:  # the file goes with the run, and the HTML report holds it
+        if archive and not self.keeps_records:  # the file is temporary, and the HTML report contains it
             shown = self.page.path if self.page else None
         of_gates = [m for gated in self.gates for side in SIDES for m in gated.measurements(side)]
-        reused: Counter[str] = Counter()  # measurements of the archive that stood in for new ones
+        reused: Counter[str] = Counter()  # reused measurements, by point
         elsewhere = 0
         for group in chain.from_iterable(self.results.repeats.get(key, ()) for key in self.results.requested):
             several = f"{len(group)} x " if len(group) > 1 else ""
@@ -199,19 +206,22 @@ class Session:
         )
 
 
-# Sweeps: in rounds over their loads, and then on until their claims are decided
+# Sweeps: rounds over their loads, until their claims are decided
 
 
-ESTIMATES, FAR = 4, 4  # repeats that tell the noise well enough, to within so many times, to give a claim up
+ESTIMATES, FAR = 4, 4  # repeats after which a claim is given up if it needs this many times the budget left
 
 
 @dataclass(repr=False)
 class Rounds:
-    """Rounds over the cases of one engine, by their load: each round measures all loads on one more state of the host.
+    """Rounds over the cases of one engine. Each round measures all loads in one more state of the host.
 
-    asked: repeats that were requested of each load. failed: loads that could not be measured, and how. given_up: claims
-    that the budget is far from deciding, and larger loads that it does not pay for. reserved_s: of the budget, for a
-    larger load.
+    Attributes:
+        cases: by load.
+        asked: requested repeats of each load.
+        failed: errors of loads.
+        given_up: claims and larger loads for which the budget is too small.
+        reserved_s: seconds of the budget for a larger load.
     """
 
     session: Session
@@ -222,7 +232,7 @@ class Rounds:
     reserved_s: float = 0.0
 
     def round(self, number: int, loads: Iterable[int], why: str = "") -> None:
-        """Measure loads in ascending order until each has `number` repeats, unless it failed before."""
+        """Measure loads in ascending order until each has `number` repeats, except loads that failed before."""
         for load in sorted(loads):
             if load in self.failed:
                 continue
@@ -233,7 +243,7 @@ class Rounds:
                 self.failed[load] = error
 
     def second_round(self) -> None:
-        """Measure each load that has one repeat again, if the budget pays for it, or no noise is known; else say so."""
+        """Measure each load with one repeat again if the budget allows it or no noise is known, or else say so."""
         missing = [load for load in self.cases if len(self._repeats(load)) == 1]
         needed_s = sum(map(self.repeat_s, missing))
         if needed_s <= max(0.0, self.left_s) or not self._noise_known:
@@ -242,8 +252,7 @@ class Rounds:
         self._say(f"{model}: a second round, to know the host's noise, takes about {needed_s:.0f} s")
 
     def reserve(self, plateau: Verdict, beyond: Case) -> None:
-        """Keep seconds of the budget for a larger load on an engine of its own, as long as the curve has no plateau for
-        sure; say so once if there are too few."""
+        """Reserve seconds for a larger load while the curve has no certain plateau. Say once if too few are left."""
         largest, load, self.reserved_s = max(self.cases), beyond.concurrency, 0.0
         if plateau.value is None or plateau.state is State.PASSES or largest in self.failed:
             return
@@ -254,10 +263,12 @@ class Rounds:
             self._give_up(str(load), plateau.subject, f"concurrency {load} would take about {needed_s:.0f} s more")
 
     def until_decided(self, judge: Callable[[], Sequence[Verdict]]) -> None:
-        """Measure again the loads that the first open verdict depends on most, until none is left that the rest of the
-        budget would decide. Without a second repeat of any load no verdict is possible, so that is made in any case.
-        Verdicts are only asked for after the numbers of repeats that their intervals are made for. A repeat takes as
-        long as the one before."""
+        """Measure the loads that the first open verdict depends on, until the budget would decide no further verdict.
+
+        If no load has a second repeat, one is measured without regard to the budget, because there is no verdict
+        without it. Verdicts are evaluated only at the numbers of repeats for which their intervals are made. A repeat
+        is expected to take as long as the one before.
+        """
         while again := next(filter(None, map(self._next_look, judge())), None):
             in_any_case = not self._noise_known
             for number in range(1, max(again.values()) + 1):
@@ -268,8 +279,7 @@ class Rounds:
                 self.round(number, wanted, "inconclusive so far")
 
     def _next_look(self, verdict: Verdict) -> dict[int, int]:
-        """Return the number of repeats at the next look of each load that an open verdict depends on; none if the rest
-        of the budget is far from deciding it, which is said once."""
+        """Return the wanted repeats of each load of an open verdict, or none if the budget is far from deciding it."""
         loads = {*verdict.again} & (self.cases.keys() - self.failed.keys())
         if verdict.state is not State.INCONCLUSIVE or not loads:
             return {}
@@ -293,7 +303,7 @@ class Rounds:
 
     @property
     def left_s(self) -> float:
-        """Seconds of the budget of all curves of the engine."""
+        """Seconds of the budget of all curves of the engine that are left."""
         [engine] = {case.engine for case in self.cases.values()}
         return self.session.budget_s - self.session.executor.spent_s[engine] - self.reserved_s
 
@@ -305,20 +315,21 @@ class Rounds:
         return self.session.results.repeats.get(self.cases[load].key, ())
 
     def repeat_s(self, load: int) -> float:
-        """Return seconds of the last repeat of a load, from its first request to the end of its window."""
+        """Return the seconds of the last repeat of a load, from its first request to the end of its window."""
         return self._repeats(load)[-1][0].run.window_s[1]
 
 
 @dataclass(repr=False)
 class Sweeps:
-    """The curves that the points of a run belong to, by their series. An item of a load carries out the whole curve, if
-    none before it did: it does not matter which runs first, and what is known is not measured again.
+    """Curves of a run, by series. The first item of a curve measures it in full.
 
-    A curve that no claim reads is measured in as many rounds as the options say. One that claims read is measured once,
-    and from then on only where a claim is open, unless the options name a number of repeats: first for claims on what
-    the GPU does. Those on what was seen have the noise of the host, which a second round of all loads tells.
+    A curve without claims gets as many rounds as the options say. A curve with claims is measured once, and then only
+    while a claim is open, unless the options set the repeats. Claims on the GPU come first. The others include the
+    noise of the host, which a second round shows.
 
-    cases: of each curve, those that its items ask for, by load. claims: that read it.
+    Attributes:
+        cases: of each curve, by load.
+        claims: that read each curve.
     """
 
     session: Session
@@ -327,8 +338,10 @@ class Sweeps:
     _done: dict[str, Rounds] = field(default_factory=dict)
 
     def carry_out(self, series: str) -> Rounds:
-        """Measure a curve, once in a run. An adaptive sweep measures what is wanted next until nothing is, or a load
-        cannot be measured: the choice depends on it."""
+        """Measure a curve, once in a run.
+
+        An adaptive sweep ends at a load that fails, because the choice of the next one depends on it.
+        """
         if series in self._done:
             return self._done[series]
         session, cases, verdicts = self.session, self.cases[series], self.session.verdicts
@@ -355,7 +368,7 @@ class Sweeps:
         verdicts.measuring.add(series)
         try:
             rounds.until_decided(lambda: judged(True))
-            judged(True)  # whose last look may lie before the last repeat: what is kept for a larger load is as it ends
+            judged(True)  # the reserve for a larger load depends on the last repeats
             if goes_on and any(verdict.state is State.INCONCLUSIVE for verdict in judged(False)):
                 rounds.second_round()
             rounds.until_decided(lambda: judged(False))
@@ -394,9 +407,12 @@ class Sweeps:
             session.notes.append(f"{where}: {error.problem.partition(chr(10))[0]}")
 
     def repeats(self, case: Case) -> int | None:
-        """Carry out the curve of a case, and return the number of repeats that were requested of its load: 1 for one
-        that an adaptive sweep does not need and that was measured already, None for one that was not. Raises the error
-        that kept the load from being measured."""
+        """Measure the curve of a case, and return the requested repeats of its load.
+
+        Raise the error of the load, if any.
+
+        If an adaptive sweep does not need the load, it is 1 with a measurement, and None without.
+        """
         rounds, load = self.carry_out(case.series), case.concurrency
         if load in rounds.failed:
             raise rounds.failed[load]
