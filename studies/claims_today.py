@@ -3,7 +3,7 @@
     python studies/claims_today.py
 
 Each claim of each model has the verdict of the first archive of `ARCHIVES` that decides it, else of the first that has
-it, and the archives that say otherwise. The value, with its 95 % interval, is held against the bound.
+it, and the archives that say otherwise. The value, with its 95% interval, is held against the bound.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 The server (truth_server.py) has one core, the client another, or several. Every request's first token and its gaps are
 compared with the server's own stamps of the same request; both read one monotonic clock. Streams start within one
 inter-token latency of each other, as those of a busy engine do, and then all at once. At last 100 streams get faster
-and faster tokens until the client's ITL is wrong by 10 %, in its mean or in its tail.
+and faster tokens until the client's ITL is wrong by 10%, in its mean or in its tail.
 
 CPU time: of this project's client all that it spends on a run, connecting and reading included; of the others what they
 spend between the first request's arrival and the last token's writing.
@@ -390,7 +390,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def p99(values: Sequence[float]) -> float:
-    """The mean of the quantiles around it: where one pause of the server is 1 % of all gaps, one rank is everything."""
+    """The mean of the quantiles around it: where one pause of the server is 1% of all gaps, one rank is everything."""
     ordered = sorted(values)
     return fmean(ordered[round(share * (len(ordered) - 1))] for share in AROUND_P99)
 
@@ -450,7 +450,7 @@ class Bench:
         return error
 
     def climb(self, name: str, ttft_s: float, rungs: Sequence[float]) -> tuple[float, str]:
-        """The greatest rate of tokens before the error passes 10 %, and what came after it."""
+        """The greatest rate of tokens before the error passes 10%, and what came after it."""
         best = 0.0
         for itl_s in rungs:
             tokens = max(20, round(LADDER_S / itl_s))

@@ -5,7 +5,7 @@
 A launch of a side gives one rate. The rates scatter from launch to launch, and the host's own speed walks, by so much
 at each launch. Three ways compare a candidate with a baseline: all launches of one side and then all of the other, with
 Welch's test, as most CI does; the same test with the sides in turn; and this project's pairs, which end at an interim
-analysis. Welch's test fails a candidate if the 95 % interval of the ratio is worse than half of the margin, and passes
+analysis. Welch's test fails a candidate if the 95% interval of the ratio is worse than half of the margin, and passes
 it if the interval is not worse than the margin. Prints a table in per cent of the gates, with the launches in the mean.
 """
 
@@ -23,8 +23,8 @@ from pytest_slmserve.analysis.verdict import State
 
 TERMS = GateCriteria()
 SIDE = TERMS.pairs  # launches of each
-WORLDS = {"2 % a launch": (0.02, 0.0), "1 % a launch, and the host walks by 2 %": (0.01, 0.02)}
-TRUTHS = {"unchanged": 0.0, "5 % slower": math.log(0.95)}
+WORLDS = {"2% a launch": (0.02, 0.0), "1% a launch, and the host walks by 2%": (0.01, 0.02)}
+TRUTHS = {"unchanged": 0.0, "5% slower": math.log(0.95)}
 
 
 def launches(order: str, truth: float, noise: float, walk: float, chance: random.Random) -> dict[str, list[float]]:

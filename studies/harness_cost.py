@@ -95,7 +95,7 @@ def tell(rounds: Sequence[Mapping[str, float]]) -> None:
     for name in list(rounds[0])[1:]:
         seen = student_interval([math.log(one[name] / one[MEASURED]) for one in rounds])
         ratio, low, high = (math.exp(end) for end in (seen.value, seen.low, seen.high))
-        print(f"throughput measured/{name} {ratio:.4f} (95 %: {low:.4f} to {high:.4f}), {len(rounds)} pairs")
+        print(f"throughput measured/{name} {ratio:.4f} (95%: {low:.4f} to {high:.4f}), {len(rounds)} pairs")
         print(f"  lower bound {low:.4f}: {'at least' if low >= BOUND else 'BELOW'} {BOUND}")
 
 

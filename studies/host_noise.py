@@ -55,7 +55,7 @@ def _factors(kind: str | Sequence[float], chance: random.Random) -> Iterator[flo
             slow = slow ^ (chance.random() < ends[slow])
 
     def speeds(times: float) -> Iterator[float]:
-        """As on hosts whose virtual cores share real ones: 60 % of the time slow, in the mean."""
+        """As on hosts whose virtual cores share real ones: 60% of the time slow, in the mean."""
         slow_share, slow = ou(1.0, MINUTES_S), chance.random() < SLOW_SHARE
         while True:
             ticks = round(chance.uniform(0.5, 4) / TICK_S)

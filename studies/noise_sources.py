@@ -177,7 +177,7 @@ def stretches_of(run: Run, marks: Sequence[tuple[float, str]]) -> Iterator[Stret
 
 def table(stretches: Sequence[Stretch]) -> Iterator[tuple[str, ...]]:
     """Rows of text, the heading first. Scatter is relative to the mean."""
-    yield "variant", "stretches", "tokens/s", "over plain", "95 %", "sd of 0.5 s %", "sd of stretches %"
+    yield "variant", "stretches", "tokens/s", "over plain", "95%", "sd of 0.5 s %", "sd of stretches %"
     plain = [s for s in stretches if s.name == PLAIN]
     for name in VARIANTS:
         mine = [s for s in stretches if s.name == name]

@@ -4,7 +4,7 @@
 
 Each run is a sweep in virtual time: a closed loop obeys the saturation law, and the host's noise sets its pace. The
 code that measures real engines decides what is measured, and when it is enough. Three truths: the last doubling gains
-5 %, 10 % (the bound) and 16 %. Prints the table of docs/statistics.md.
+5%, 10% (the bound) and 16%. Prints the table of docs/statistics.md.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ WRONG = ((0.05, State.FAILS), (TOLERANCE, State.PASSES), (TOLERANCE, State.FAILS
 Noise = str | tuple[float, ...]
 NOISES: dict[str, str] = {
     "none": "white:0.0001",
-    "white, 10 %": "white:0.1",
-    "1/f, 12 %": "pink:0.12",
-    "1/f, 20 %": "pink:0.2",
-    "OU, 10 %, 1 s": "ou:0.1:1",
-    "OU, 10 %, 3 s": "ou:0.1:3",
-    "OU, 10 %, 10 s": "ou:0.1:10",
-    "30 % slower for 2 s, 20 % of the time": "slow:0.2:0.3:2",
-    "launches 4 % apart, white, 2 %": "states:0.04+white:0.02",
+    "white, 10%": "white:0.1",
+    "1/f, 12%": "pink:0.12",
+    "1/f, 20%": "pink:0.2",
+    "OU, 10%, 1 s": "ou:0.1:1",
+    "OU, 10%, 3 s": "ou:0.1:3",
+    "OU, 10%, 10 s": "ou:0.1:10",
+    "30% slower for 2 s, 20% of the time": "slow:0.2:0.3:2",
+    "launches 4% apart, white, 2%": "states:0.04+white:0.02",
 }
 TWO_SPEEDS = "speeds:1.85"
 # Time of the host's part of a step, on a fast core, over that of its kernels: a step takes the longer of both.

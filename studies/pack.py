@@ -5,13 +5,13 @@
 A run packs each measurement apart, so that a kill costs none. With --window
 the steps, requests and readings of closed loops go that do not reach into their window: about a quarter of the bytes.
 With --round 16 stamps are whole multiples of 16 microseconds, a hundredth of the shortest step; shares of the KV blocks
-are of 0.02 %, and power is of 0.1 W. Two thirds of an archive are last digits, noise that no packing can shorten.
+are of 0.02%, and power is of 0.1 W. Two thirds of an archive are last digits, noise that no packing can shorten.
 Powers of two save most, for stamps are in base 64. OUT may be RECORDS.
 
 Exit status 1, with nothing written, where OUT would not be read as RECORDS is; with --window, where `report` would say
 anything else; with --round, where it would in more than digits, or where a figure would differ by over a thousandth and
-by over US microseconds and a quarter (the largest share of the KV blocks: by over 0.01 %;
-Little's law: by over 0.05 %).
+by over US microseconds and a quarter (the largest share of the KV blocks: by over 0.01%;
+Little's law: by over 0.05%).
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from pytest_slmserve.telemetry.host import Host, Reading, SensorSource, SpeedPro
 from pytest_slmserve.telemetry.sampler import INTERVAL_S, Sampler, open_sampler
 from pytest_slmserve.workload.requests import build_workload
 
-LOSS, CORE = 0.005, 0.02  # at most 0.5 % of throughput, and 2 % of one core
+LOSS, CORE = 0.005, 0.02  # at most 0.5% of throughput, and 2% of one core
 ORDER = (True, False, False, True)  # of stretches with and without the sensors
 BESIDE = 20  # steps on either side of a reading that tell how long a step takes just then
 DIGITS = 5  # of seconds
@@ -289,7 +289,7 @@ def tell(facts: Mapping[str, Any]) -> None:
 def tell_pairs(pairs: Sequence[tuple[float, float]]) -> None:
     seen = student_interval([math.log(on / off) for on, off in pairs])
     low, high = (math.exp(end) for end in ends(seen))
-    print(f"throughput with/without {math.exp(seen.value):.4f} (95 %: {low:.4f} to {high:.4f}), {len(pairs)} pairs")
+    print(f"throughput with/without {math.exp(seen.value):.4f} (95%: {low:.4f} to {high:.4f}), {len(pairs)} pairs")
     print(f"  {judged(1 - high, 1 - low)}")
 
 
@@ -302,9 +302,9 @@ def tell_readings(trace: Trace, interval_s: float) -> None:
             print(f"{what}: too few to compare")
             continue
         low, high = ends(seen)
-        print(f"{what}: {1e3 * seen.value:.3f} ms longer (95 %: {1e3 * low:.3f} to {1e3 * high:.3f})")
+        print(f"{what}: {1e3 * seen.value:.3f} ms longer (95%: {1e3 * low:.3f} to {1e3 * high:.3f})")
         share, low, high = (value / interval_s for value in (seen.value, low, high))
-        print(f"  {share:.2%} of the time (95 %: {low:.2%} to {high:.2%}): {judged(low, high)}")
+        print(f"  {share:.2%} of the time (95%: {low:.2%} to {high:.2%}): {judged(low, high)}")
 
 
 def judged(low: float, high: float) -> str:

@@ -44,12 +44,12 @@ class Noise:
 BUSY, BUSY_SHORT = Noise(0.015), Noise(0.022)
 SEEN, BAD_HOST, HOST_BOUND = Noise(0.03), Noise(0.06), Noise(0.15, 0.15)
 CASES: Mapping[str, tuple[Noise, ...]] = {
-    "busy second, 1.5 %": (BUSY,),
-    "busy second, 2.2 %": (BUSY_SHORT,),
-    "seen, 3 %": (SEEN,),
-    "seen, 3 %, and busy second, 2.2 %": (SEEN, BUSY_SHORT),
-    "seen, 6 %": (BAD_HOST,),
-    "seen, the host decides, 15 %": (HOST_BOUND,),
+    "busy second, 1.5%": (BUSY,),
+    "busy second, 2.2%": (BUSY_SHORT,),
+    "seen, 3%": (SEEN,),
+    "seen, 3%, and busy second, 2.2%": (SEEN, BUSY_SHORT),
+    "seen, 6%": (BAD_HOST,),
+    "seen, the host decides, 15%": (HOST_BOUND,),
 }
 LAUNCHES_APART = (0.003, 0.005, 0.01)  # standard deviation of what a launch does to the ratio
 TOO_FAR_APART = 0.014
@@ -157,8 +157,8 @@ def row(name: str, apart: float, by_worse: Mapping[float, Sequence[Ended]]) -> s
 
 
 HEAD = (
-    "| endpoint, a pair of windows | launches % | refused | unchanged: fails | passes | min, 90 % | 3 % worse: fails "
-    "| passes | min | 5 % worse: fails |\n|---|" + "---:|" * 9
+    "| endpoint, a pair of windows | launches % | refused | unchanged: fails | passes | min, 90% | 3% worse: fails "
+    "| passes | min | 5% worse: fails |\n|---|" + "---:|" * 9
 )
 
 
@@ -184,7 +184,7 @@ def main() -> None:
         rows = [(name, apart, False) for name in CASES for apart in LAUNCHES_APART]
         rows += [
             (name, TOO_FAR_APART, calibrated)
-            for name in ("busy second, 2.2 %", "seen, 3 %")
+            for name in ("busy second, 2.2%", "seen, 3%")
             for calibrated in (False, True)
         ]
         for name, apart, calibrated in rows:

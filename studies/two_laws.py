@@ -36,7 +36,7 @@ from pytest_slmserve.archive.store import read
 FILE, PAGE = CHECKOUT / "pytest_slmserve/analysis/advice/two_laws.json", CHECKOUT / "docs/predict.md"
 BEGINS, ENDS = "<!-- python studies/two_laws.py --write -->\n", "<!-- end -->\n"
 SMALL = 9e8  # weights of a token: OPT-125M and Qwen3-0.6B have fewer
-LEVEL = 0.97  # of rows: 95 % of hosts and models, of which there are few
+LEVEL = 0.97  # of rows: 95% of hosts and models, of which there are few
 HOST_SD, LOOSE = 0.12, 0.1  # how far hosts of one cost are apart; beyond this an error of a row counts linearly
 FEWEST = 8  # rows that tell how much slower a host is
 STARTS = {"step": 2, "sequences": 0.02, "prompt_tokens": 0.05, "captured": 0.2, "launched": 0.6}  # ms
@@ -267,7 +267,7 @@ def study() -> tuple[Laws, str, Bars]:
     parts.append(table(columns, forms))
     laws, off = fitted(every)
     q = replace(laws, spread=spread, latency=latency_of(of[ANY], spread), cards=sorted({r.gpu for r in every}))
-    parts.append(f"The laws fit {len(every)} rows with a median error of {percents([*off])} %; q is {q.sharpness:.1f}.")
+    parts.append(f"The laws fit {len(every)} rows with a median error of {percents([*off])}%; q is {q.sharpness:.1f}.")
     return q, "\n\n".join(parts) + "\n", bars
 
 

@@ -166,8 +166,8 @@ def factor(log: Interval) -> Interval:
 
 
 def times(seen: Interval) -> str:
-    """Return text such as "1.23 times (95 %: 1.2 to 1.26)"."""
-    ends = "" if seen.low is None or seen.high is None else f" (95 %: {seen.low:.3g} to {seen.high:.3g})"
+    """Return text such as "1.23 times (95%: 1.2 to 1.26)"."""
+    ends = "" if seen.low is None or seen.high is None else f" (95%: {seen.low:.3g} to {seen.high:.3g})"
     return f"{seen.value:.3g} times{ends}"
 
 
@@ -197,15 +197,15 @@ def possible(seen: Interval, most: float = math.inf) -> Interval:
 
 
 def percent(share: float) -> str:
-    """Return 0.0789 as "7.9 %"."""
-    return f"{round(100 * share, 1) + 0.0:g} %"
+    """Return 0.0789 as "7.9%"."""
+    return f"{round(100 * share, 1) + 0.0:g}%"
 
 
 def percent_interval(seen: Interval) -> str:
-    """Return text such as "7.9 % (95 %: 7.1 % to 8.7 %)"."""
+    """Return text such as "7.9% (95%: 7.1% to 8.7%)"."""
     if seen.low is None or seen.high is None:
         return percent(seen.value)
-    return f"{percent(seen.value)} (95 %: {percent(seen.low)} to {percent(seen.high)})"
+    return f"{percent(seen.value)} (95%: {percent(seen.low)} to {percent(seen.high)})"
 
 
 T = TypeVar("T")

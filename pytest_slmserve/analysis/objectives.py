@@ -67,7 +67,7 @@ def _share_kept(good: int, requests: int) -> Interval:
 
 
 def _broken(slo: Slo, share: float, repeats: Sequence[ReplicaGroup]) -> str:
-    """Return a clause on the limit least often met: "TTFT is up to 312 ms for 95 % of them, 56 % above its limit"."""
+    """Return a clause on the limit least often met: "TTFT is up to 312 ms for 95% of them, 56% above its limit"."""
     rows = [row for group in repeats for m in group for row in request_seconds(slo, m)]
     kept = {name: fmean(row[name] <= limit for row in rows) for name, limit in slo.bounds.items()}
     worst = min(kept, key=lambda name: kept[name])

@@ -161,9 +161,9 @@ def external_report(results: ExternalResults, found: advisor.Plan, tolerance: fl
         law = fit(curve.points, b_half)
         if not law.identified:
             law = None
-            notes.append("the saturation law is not identified: the points fit a b_half below 0, which cannot be")
+            notes.append("the saturation model is not identified: the points fit a b_half below 0, which cannot be")
     except TooFewPoints as error:
-        notes.append(f"the saturation law is not fitted: {error.problem}")
+        notes.append(f"the saturation model is not fitted: {error.problem}")
     told = {
         "columns": results.columns,
         "objectives": found.wish,
@@ -208,7 +208,7 @@ def _notes(results: ExternalResults, found: advisor.Plan) -> Iterator[str]:
             yield f"{columns.running} agrees with {product} (Little's law) within {percent(abs(off))}"
         else:
             yield (
-                f"{columns.running} is biased: it is {low if low == high else f'{low} to {high}'} % off {product} "
+                f"{columns.running} is biased: it is {low if low == high else f'{low} to {high}'}% off {product} "
                 f"(Little's law), most at {columns.knob} {worst.concurrency}: {figure((1 + off) * batch)} reported, "
                 f"{figure(batch)} concurrent requests"
             )

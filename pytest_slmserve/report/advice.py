@@ -168,7 +168,7 @@ def quick_answer(advice: Advice) -> str:
     if advice.batch is None:
         return f"{advice.subject.name}: no batch can be advised: {advice.decision.reason or 'the memory holds none'}"
     (least, above), choice, fit = batch_ends(advice), advice.decision.choice, advice.replicas
-    sure = f"{'95 %: ' if choice.known else ''}{least or 1} {f'to below {above}' if above else 'or more'}"
+    sure = f"{'95%: ' if choice.known else ''}{least or 1} {f'to below {above}' if above else 'or more'}"
     share = advice.needs and advice.needs.utilization
     memory = "unknown" if share is None else f"{share:.3f}"
     pays = "cannot be told to pay: no sensor says what one leaves"
@@ -327,7 +327,7 @@ def batch_text(advice: Advice, plan: Plan) -> str:
     if seen.batch is None:
         return f"none: {seen.reason}"
     chosen = seen.choice
-    interval = f" (95 %: {chosen.low or 'none'} to {chosen.high or 'none'})" if chosen.known else ""
+    interval = f" (95%: {chosen.low or 'none'} to {chosen.high or 'none'})" if chosen.known else ""
     how = "predicted as the largest" if seen.predicted else "the largest measured"
     said = f"B_opt is {seen.batch} concurrent requests{interval}, {how} with {conditions(plan.wish, seen.limit)}"
     if advice.batch is None:
@@ -346,7 +346,7 @@ def caps_text(seen: Decision) -> str:
     """Return the largest batches by the saturation model; empty without one."""
     pairs = (("efficiency", seen.caps.efficiency), ("latency", seen.caps.slo))
     said = [f"{figure(cap)} by {name}" for name, cap in pairs if cap is not None]
-    return f"by the saturation law alone the batch could be up to {', '.join(said)}" if said else ""
+    return f"by the saturation model alone the batch could be up to {', '.join(said)}" if said else ""
 
 
 def _memory(advice: Advice) -> str:
@@ -453,11 +453,11 @@ def _reach(seen: Interval | None, show: Callable[[float], str]) -> str:
 PREDICTED: tuple[Column[Predicted], ...] = (
     Column("concur-\nrency", lambda row: str(row.setting.load)),
     Column("tokens/s", lambda row: figure(row.tokens_per_s.value, 4)),
-    Column("95 %", lambda row: _reach(row.tokens_per_s, lambda rate: figure(rate, 3)), "left"),
+    Column("95%", lambda row: _reach(row.tokens_per_s, lambda rate: figure(rate, 3)), "left"),
     Column("TTFT\nms", lambda row: milliseconds(None if row.ttft_s is None else row.ttft_s.value)),
-    Column("95 %", lambda row: _reach(row.ttft_s, milliseconds), "left", 1),
+    Column("95%", lambda row: _reach(row.ttft_s, milliseconds), "left", 1),
     Column("TPOT\nms", lambda row: milliseconds(None if row.tpot_s is None else row.tpot_s.value)),
-    Column("95 %", lambda row: _reach(row.tpot_s, milliseconds), "left", 1),
+    Column("95%", lambda row: _reach(row.tpot_s, milliseconds), "left", 1),
     Column("% of what the\ncard can", lambda row: hundredths(row.card_share)),
     Column("limited\nby", lambda row: row.limit, "left"),
 )
@@ -485,7 +485,7 @@ def prediction_report(
     ]
     at = min(loads, key=lambda one: abs(one.setting.load - batch.value))
     range_of = "" if batch.low == batch.high else f" ({batch.low:g} to {batch.high:g}, if a law is off)"
-    why = "the largest here" if at is loads[-1] else "the next doubling gains less than 10 %"
+    why = "the largest here" if at is loads[-1] else "the next doubling gains less than 10%"
     said = [f"batch: {batch.value:g}{range_of}: {why}"]
     lets = "this host lets the card serve" if at.limit == "host" else "with this host the card serves"
     said.append(f"host: {lets} {at.card_share:.2f} of what it can at {at.setting.load}")

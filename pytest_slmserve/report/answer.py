@@ -97,7 +97,7 @@ def measured_text(found: Findings) -> str:
     if isinstance(point, JobPoint):
         load = f"for {point.requests:,} requests"
     seen = point_differences(of).mean(of.index(point)).mapped(math.exp)
-    sure = "" if seen.low is None else f" (95 %: {figure(seen.low)} to {figure(seen.high)})"
+    sure = "" if seen.low is None else f" (95%: {figure(seen.low)} to {figure(seen.high)})"
     several = f", the most of {counted(len(known), 'point')}" if len(known) > 1 else ""
     return f"{label} reaches {figure(rate)} {found.unit}s/s{sure} {load}{several}"
 

@@ -42,16 +42,16 @@ from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import Measurement
 
 AT_ANOTHER_TIME = "both sides were measured at different times, and machines drift: --slm-gate measures them in turns"
-BY_CHANCE = "of so many 95 % intervals a few miss the truth by chance: measure a single finding again, or gate it"
+BY_CHANCE = "of so many 95% intervals a few miss the truth by chance: measure a single finding again, or gate it"
 NOTHING_IN_COMMON = "inconclusive: nothing was measured by both sides under one load with the same requests"
 HISTORY_NOTE = (
     "Number: the ratio to the release before, where it improved or regressed. No line: not comparable. The axis does "
     "not begin at 0."
 )
 LEGEND = (
-    "value: mean of a release's repeats, with its 95 % interval by the noise of these repeats (of launches, where each "
+    "value: mean of a release's repeats, with its 95% interval by the noise of these repeats (of launches, where each "
     "release has four). ratio: to the release before, which is the baseline; its interval counts how launches differ, "
-    "too. An interval too wide to show a change of 10 % is not printed. The verdicts are those of `slmserve compare`"
+    "too. An interval too wide to show a change of 10% is not printed. The verdicts are those of `slmserve compare`"
 )
 STEPS = (
     f"A step is a change of the level over all releases (E-divisive means, arXiv:1306.4933), and is found in "
@@ -144,7 +144,7 @@ CHANGES: tuple[Column[tuple[MetricChange, bool]], ...] = (
     Column("baseline", lambda row: value_text(row[0].metric, row[0].baseline)),
     Column("candidate", lambda row: value_text(row[0].metric, row[0].candidate)),
     Column("ratio", lambda row: FOUR(row[0].ratio.value)),
-    Column("95 %", lambda row: interval_text(row[0].ratio, FOUR), "left"),
+    Column("95%", lambda row: interval_text(row[0].ratio, FOUR), "left"),
     Column("verdict", lambda row: row[0].verdict.value, "left"),
 )
 
@@ -236,15 +236,15 @@ HISTORY: tuple[Column[tuple[str, ReleaseMean]], ...] = (
     Column("\nmetric", lambda row: METRICS[row[0]].heading, "left"),
     Column("\nrelease", lambda row: row[1].release, "left"),
     Column("\nvalue", lambda row: value_text(row[0], row[1].mean.value)),
-    Column("95 %\nof value", lambda row: telling_interval(row[1].mean, partial(value_text, row[0])), "left", rank=1),
+    Column("95%\nof value", lambda row: telling_interval(row[1].mean, partial(value_text, row[0])), "left", rank=1),
     Column("\nratio", lambda row: FOUR(row[1].step.ratio.value) if row[1].step else ""),
-    Column("95 %\nof ratio", lambda row: telling_interval(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
+    Column("95%\nof ratio", lambda row: telling_interval(row[1].step.ratio, FOUR) if row[1].step else "", "left"),
     Column("\nverdict", lambda row: verdict_words(row[1]), "left"),
 )
 
 
 def telling_interval(seen: Interval, show: Callable[[float], str]) -> str:
-    """Return an interval that can show a change of 10 %, or "-"."""
+    """Return an interval that can show a change of 10%, or "-"."""
     return interval_text(seen, show) if changes.tells(seen) else ABSENT
 
 
@@ -280,7 +280,7 @@ def step_lines(each: ReleaseHistory) -> Iterator[str]:
         release = each.releases[step.at]
         moved = "; not comparable with the release before, so it may be the machine's"
         yield (
-            f"step at {release.release}: {METRICS[each.metric].heading} {by} % (95 %: {low} to {high} %)"
+            f"step at {release.release}: {METRICS[each.metric].heading} {by}% (95%: {low} to {high}%)"
             f"{moved if release.step_words == changes.NOT_COMPARABLE else ''}"
         )
 
@@ -318,5 +318,5 @@ def history_charts(alike: Sequence[ReleaseHistory]) -> Iterator[Chart]:
         of = "launches" if min(release.launches for release in each.releases) >= changes.LAUNCHES else "repeats"
         spec, cut = charts.history(each)
         beyond = f" Cut at the edge: {', '.join(cut)}." if cut else ""
-        note = f"Whiskers: 95 % interval of the mean of a release's {of}.{beyond} {HISTORY_NOTE}"
+        note = f"Whiskers: 95% interval of the mean of a release's {of}.{beyond} {HISTORY_NOTE}"
         yield Chart(METRICS[each.metric].heading, spec, note)

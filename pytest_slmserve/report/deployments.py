@@ -64,7 +64,7 @@ SERVED: tuple[Column[Entry], ...] = (
     Column("tokens\n/s", lambda e: figure(e.served.output_tokens_per_s, 4)),
     Column("\nsum", lambda e: _other_sum(e.served), rank=6),
     Column("gain\n%", lambda e: changed(e.gain)[0], rank=1),
-    Column("95 %\n", lambda e: changed(e.gain)[1], "left", rank=2),
+    Column("95%\n", lambda e: changed(e.gain)[1], "left", rank=2),
     Column("E2E s\nlargest", lambda e: figure(getattr(e.served, "largest_e2e_s", e.served.e2e_s)), rank=3),
     Column("E2E s\np99", lambda e: figure(e.served.e2e_p99_s), rank=4),
     Column("\nvalid", lambda e: valid_cell(e.served), "left"),
@@ -168,7 +168,7 @@ def _replica_charts(entries: Sequence[Entry], memory: Sequence[MemoryRow]) -> It
             name = f"{each.engines}, {each.sharing}, concurrency {each.served.concurrency}"
             gains.append((name, gain, 1.0, above(gain, 1.0), f"{figure(gain.value)} times"))
     drawn = charts.interval_chart(gains, "times the throughput of one engine", "gain over one engine")
-    yield Chart("Gain over one engine", drawn, "Bars: 95 % interval. Upright line: one engine alone.")
+    yield Chart("Gain over one engine", drawn, "Bars: 95% interval. Upright line: one engine alone.")
     yield Chart(MEMORY_TITLE, memory_chart(memory), MEMORY_LEGEND)
 
 
@@ -194,8 +194,8 @@ def alone_at(shared: ReplicaPoint, curves: Sequence[Curve]) -> Point | None:
 
 
 def deployed(point: ReplicaPoint) -> str:
-    """Return how replicas share the device: "mps, pinned, 50 %"."""
-    part = f", {point.thread_percentage} %" if point.thread_percentage else ""
+    """Return how replicas share the device: "mps, pinned, 50%"."""
+    part = f", {point.thread_percentage}%" if point.thread_percentage else ""
     return f"{point.sharing}{', pinned' if point.pinned else ''}{part}"
 
 
@@ -208,7 +208,7 @@ def best_deployments(found: Findings) -> Iterator[str]:
             alone = alone_at(best, found.curves)
             gain = ratio(best, alone, several=len(valid)) if alone else None
             change, ends = changed(gain)
-            over = f", {change} % (95 %: {ends}) over one engine" if gain else ""
+            over = f", {change}% (95%: {ends}) over one engine" if gain else ""
             rate = f"{figure(best.output_tokens_per_s, 4)} tokens/s at concurrency {best.concurrency}{over}"
             of = f"; most of {len(group)} deployments and loads" if len(group) > 1 else ""
             yield f"replicas: {engines(best.models)}, {deployed(best)}: {rate}{of}"
@@ -272,7 +272,7 @@ def gpus_sections(curves: Sequence[Curve]) -> Iterator[Section | Legend]:
             for largest in (point for point in wide.valid[-1:] if point.used):
                 gpus = [device_figures(run) for run in runs_of_each_gpu(largest.used[0][0].run)]
                 told = "; ".join(
-                    f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)} %, DRAM {hundredths(g.dram_active)} %"
+                    f"GPU {i} {figure(g.power_w)} W, SM {hundredths(g.sm_active)}%, DRAM {hundredths(g.dram_active)}%"
                     for i, g in enumerate(gpus)
                 )
                 if wide.spec and any(gpu.power_w is not None for gpu in gpus):
@@ -299,7 +299,7 @@ def _deployment_columns(curve: Curve, found: Sequence[Deployment]) -> tuple[Colu
         Column("tokens\n/s", lambda one: figure(one.tokens_per_s, 4)),
         Column("tokens/s\nper GPU", lambda one: figure(one.tokens_per_s / one.gpus, 4), rank=4),
         Column("gain\n%", lambda one: changed(gain(one))[0], rank=1),
-        Column("95 %\n", lambda one: changed(gain(one))[1], "left", rank=2),
+        Column("95%\n", lambda one: changed(gain(one))[1], "left", rank=2),
         Column("E2E s\nmean", lambda one: figure(one.served.e2e_s), rank=1),
         Column("E2E s\np99", lambda one: figure(one.served.e2e_p99_s), rank=5),
         Column("power\nW", lambda one: figure(one.served.power_w), rank=3),
@@ -374,7 +374,7 @@ INTERFACES: tuple[Column[AtBothInterfaces], ...] = (
     Column("tokens/s\nengine", lambda at: figure(at.engine.output_tokens_per_s, 4)),
     Column("tokens/s\nserver", lambda at: figure(at.server.output_tokens_per_s, 4)),
     Column("change\n%", lambda at: changed(at.ratio)[0]),
-    Column("95 %\n", lambda at: changed(at.ratio)[1], rank=1),
+    Column("95%\n", lambda at: changed(at.ratio)[1], rank=1),
     Column("TTFT ms\nengine", lambda at: milliseconds(at.engine.ttft_s), rank=2),
     Column("TTFT ms\nserver", lambda at: milliseconds(at.server.ttft_s), rank=2),
     Column("TPOT ms\nengine", lambda at: milliseconds(at.engine.tpot_s), rank=3),

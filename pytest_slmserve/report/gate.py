@@ -82,7 +82,7 @@ def diagnosis_parts(
     if any(split.known(PROBE) for split in divided):
         yield from ("", Legend(PROBE_LEGEND))
     for start in diagnosis.start_ups(baseline, candidate) if starts else ():
-        relative = f" ({_signed_percents(start.relative)} %)" if start.relative is not None else ""
+        relative = f" ({_signed_percents(start.relative)}%)" if start.relative is not None else ""
         told = f"{figure(start.baseline)} -> {figure(start.candidate)} s{relative}"
         yield from ("", f"start-up of {start.name}: {told}, mean of each side's launches")
     yield from difference_parts(diagnosis.fact_differences(baseline, candidate))
@@ -99,9 +99,9 @@ def split_findings(split: Split) -> Iterator[str]:
         for part, share in filter(None, map(diagnosis.explaining, (by_step, by_device))):
             more = ", and the other part went the other way" if round(share, 2) > 1 else ""
             yield f"most of the change is {part.name}: {percent(share)} of it{more}"
-        yield f"steps per request {_signed_percents(count)} %, time per step {_signed_percents(step)} %"
+        yield f"steps per request {_signed_percents(count)}%, time per step {_signed_percents(step)}%"
     if any(abs(part.relative or 0.0) >= NOTABLE for part in probe):  # the host may cause the change of the total
-        changed = ", ".join(f"{part.name} {_signed_percents(part.relative)} %" for part in probe)
+        changed = ", ".join(f"{part.name} {_signed_percents(part.relative)}%" for part in probe)
         yield f"the host was not the same beside both sides: {changed}"
     unnamed = [name for name, side in sides.items() if not side.with_prompt]
     if not by_step and unnamed:
@@ -161,14 +161,14 @@ LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCO
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # in the texts of a gate
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. SD: standard deviation of a pair. detectable: the "
-    "smallest slowdown that this number of pairs finds with a power of 90 %, for endpoints that do not pass. Endpoints "
+    "smallest slowdown that this number of pairs finds with a power of 90%, for endpoints that do not pass. Endpoints "
     "without a margin are shown only for information. mean ratio: the geometric mean, which an interim analysis tests; "
     "both limits allow for the noise of that many pairs."
 )
 KEY_TOGETHER = (
     "candidate / baseline: geometric mean over the launches, with an interval that holds for other launches on this "
     "host. pairs: launches of both sides. SD: standard deviation of a pair of windows. detectable: the "
-    "smallest slowdown that this number of launches finds with a power of 90 %, for endpoints that do not pass. "
+    "smallest slowdown that this number of launches finds with a power of 90%, for endpoints that do not pass. "
     "Endpoints without a margin are shown only for information."
 )
 COLUMNS: tuple[Column[Comparison], ...] = (  # 80 columns show the outcome, the estimate and the margin
@@ -176,7 +176,7 @@ COLUMNS: tuple[Column[Comparison], ...] = (  # 80 columns show the outcome, the 
     Column("better", lambda c: c.better, "left", rank=6),
     Column("pairs", lambda c: str(c.n), rank=4),
     Column("candidate /\nbaseline", lambda c: ABSENT if c.ratio is None else f"{c.ratio.value:.4f}"),
-    Column("95 %", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
+    Column("95%", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
     Column("SD\n%", lambda c: _percents(c.sd), rank=5),
     # If an endpoint passes, its noise was small enough.
     Column(
@@ -276,7 +276,7 @@ def gate_charts(compared: Sequence[Comparison], ticks: str = "pairs of launches"
     Args:
         ticks: name of the pairs.
     """
-    note = f"Ticks: {ticks}. Bars: 95 % interval. Upright line of an endpoint: its margin."
+    note = f"Ticks: {ticks}. Bars: 95% interval. Upright line of an endpoint: its margin."
     yield Chart("Candidate over baseline", charts.gate_forest(compared), note)
     for each in compared:
         if each.interim:
@@ -341,7 +341,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         answer = f"{candidate} {does.format(gated.model)} {seen.value:.3f} times the {compared[0].name} of {baseline}"
         sure, most = interval_text(seen, "{:.3f}".format), 1 + compared[0].margin
         allowed = f"at least {1 / most:.3f}" if compared[0].better == "higher" else f"at most {most:.3f}"
-        answer += f" ({f'95 %: {sure}; ' if sure != ABSENT else ''}allowed: {allowed})"
+        answer += f" ({f'95%: {sure}; ' if sure != ABSENT else ''}allowed: {allowed})"
     elif exact and outcome is not State.INCONCLUSIVE:
         answer, why = f"{gated.model}: {why}", "this is counted, and noise has no part in it"
         if OUTPUTS in exact:

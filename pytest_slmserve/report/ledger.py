@@ -40,7 +40,7 @@ COLUMNS: tuple[Column[LedgerRow], ...] = (
     Column(
         "candidate /\nbaseline", lambda row: ABSENT if (c := row.compared).ratio is None else f"{c.ratio.value:.4f}"
     ),
-    Column("95 %", lambda row: interval_text(row.compared.ratio, "{:.4f}".format), "left", rank=2),
+    Column("95%", lambda row: interval_text(row.compared.ratio, "{:.4f}".format), "left", rank=2),
     Column("verdict", lambda row: row.said, "left"),
 )
 
@@ -93,7 +93,7 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
 
 
 def most_worse(compared: Comparison) -> float | None:
-    """Return the share by which the candidate may be worse, by its 95 % interval; None if unknown."""
+    """Return the share by which the candidate may be worse, by its 95% interval; None if unknown."""
     if not (ratio := compared.ratio):
         return None
     end = ratio.low if compared.better == "higher" else ratio.high

@@ -307,7 +307,7 @@ def _load_notes(m: Measurement) -> Iterator[str]:
         yield f"{at_once} of {len(several)} answers came in one piece: TTFT is E2E there, and TPOT and ITL say nothing"
     own, share = "unique prompts", m.workload.spec.prefix_share
     if share:
-        own = f"prompts with {hundredths(share)} % in common, unique from there on"
+        own = f"prompts with {hundredths(share)}% in common, unique from there on"
     elif m.workload.spec.turns > 1:
         own = "conversations of which no cache has seen one"
     elif m.workload.spec.source == "trace":
@@ -317,7 +317,7 @@ def _load_notes(m: Measurement) -> Iterator[str]:
     if seen is None:
         yield f"{own}; the server does not report prefix-cache hits"
     else:
-        yield f"{own}; prefix-cache hit rate {hundredths(seen.share)} % ({seen.told_by})"
+        yield f"{own}; prefix-cache hit rate {hundredths(seen.share)}% ({seen.told_by})"
 
 
 def _requests(m: Measurement) -> tuple[str, str]:
@@ -387,7 +387,7 @@ def is_counted_loop(m: Measurement) -> bool:
 
 
 def supported(share: float, values: int) -> bool:
-    """Return whether, with 95 % confidence, the largest of this many values is not below a percentile."""
+    """Return whether, with 95% confidence, the largest of this many values is not below a percentile."""
     return share**values <= CHANCE
 
 
@@ -403,7 +403,7 @@ def _percentile(name: str) -> Column[tuple[str, window.Percentiles]]:
 
 CHANCE = 0.05
 FEW = (
-    "* too few requests: with 95 % confidence a p99 needs 299 of them, a p95 59 and a p90 29. A longer --window, or "
+    "* too few requests: with 95% confidence a p99 needs 299 of them, a p95 59 and a p90 29. A longer --window, or "
     "more --num-prompts."
 )
 LATENCY: tuple[Column[tuple[str, window.Percentiles]], ...] = (
@@ -440,14 +440,14 @@ def middle_repeat(repeats: Sequence[Measurement]) -> Measurement:
 
 
 def repeat_intervals(repeats: Sequence[Measurement]) -> dict[str, Interval]:
-    """Return the mean of each figure over valid repeats with its 95 % interval, by field."""
+    """Return the mean of each figure over valid repeats with its 95% interval, by field."""
     seen = [summary_of(m) for m in repeats if not problems(m)]
     known = {name: [v for s in seen if (v := getattr(s, name)) is not None] for name in REPEATED.values()}
     return {name: possible(student_interval(values)) for name, values in known.items() if values}
 
 
 def repeat_parts(loads: Sequence[Sequence[Measurement]]) -> list[Part]:
-    """Return 95 % intervals over the repeats of each load, and how many repeats would be enough."""
+    """Return 95% intervals over the repeats of each load, and how many repeats would be enough."""
     number = max(map(len, loads))
     rows, wanted = [], number
     for repeats in loads:
@@ -459,11 +459,11 @@ def repeat_parts(loads: Sequence[Sequence[Measurement]]) -> list[Part]:
         if seen.high is not None and seen.value:
             share = (seen.high - seen.value) / seen.value / ENOUGH
             wanted = max(wanted, math.ceil(number * share**2))
-    parts: list[Part] = [Table(rows, REPEATS, caption=f"95 % intervals over {number} repeats", always=len(REPEATS))]
+    parts: list[Part] = [Table(rows, REPEATS, caption=f"95% intervals over {number} repeats", always=len(REPEATS))]
     if wanted > MOST_REPEATS:
-        parts.append(f"more than {MOST_REPEATS} such repeats would tell output tokens/s within 5 %: a longer --window")
+        parts.append(f"more than {MOST_REPEATS} such repeats would tell output tokens/s within 5%: a longer --window")
     elif wanted > number:
-        parts.append(f"to know output tokens/s within 5 % takes about {wanted} repeats here: --repeats {wanted}")
+        parts.append(f"to know output tokens/s within 5% takes about {wanted} repeats here: --repeats {wanted}")
     return [*parts, "what is shown of one repeat is of the one with the median throughput"]
 
 
@@ -498,8 +498,8 @@ def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
         if not all(supported(0.99, each.known) for _, each in latencies if each.p99 is not None):
             parts.append(FEW)
     if good := row["goodput"]:
-        each = ", ".join(f"{name} {hundredths(share)} %" for name, share in good.by_slo.items())
-        share = f"{hundredths(good.attainment)} % of {good.requests} requests are good ({each})"
+        each = ", ".join(f"{name} {hundredths(share)}%" for name, share in good.by_slo.items())
+        share = f"{hundredths(good.attainment)}% of {good.requests} requests are good ({each})"
         rate = f"goodput {figure(good.per_s, 4)} requests/s within {good.slo}"
         parts += ["", f"{rate}: {share}, {good.dropped} dropped"]
     if doubts := doubts_of(row):

@@ -184,7 +184,7 @@ def point_columns(curve: Curve) -> tuple[Column[Point], ...]:
         accepted.append(Column("accept-\nance", lambda p: figure(p.acceptance_length), rank=1))
     if speedups := {of.concurrency: factor for of, _, factor in curve.speedups}:
         accepted.append(Column("speed-\nup %", lambda p: changed(speedups.get(p.concurrency))[0]))
-        accepted.append(Column("95 %\n", lambda p: changed(speedups.get(p.concurrency))[1], "left", rank=1))
+        accepted.append(Column("95%\n", lambda p: changed(speedups.get(p.concurrency))[1], "left", rank=1))
     return (
         Column(heads[0], lambda p: str(p.concurrency)),
         Column("\nbatch", lambda p: figure(p.batch, 4), rank=5),
@@ -277,7 +277,7 @@ def step_chart(rows: Sequence[StepRow], subject: str) -> charts.Spec | None:
         for field, (column, _) in STEP_PARTS.items():
             if text := column.cell((point, parts)):
                 bar = {"subject": f"concurrency {point.concurrency}", "series": column.name.removesuffix(" %")}
-                words = f"{text} % of {milliseconds(point.step_s)} ms"
+                words = f"{text}% of {milliseconds(point.step_s)} ms"
                 bars.append(bar | {"size": 100 * parts[field], "shown": words})
     looks = {column.name.removesuffix(" %"): color for column, color in STEP_PARTS.values()}
     return charts.stacked_bars(bars, looks, "% of the step", f"parts of a step over {charts.CONCURRENCY}, {subject}")
@@ -316,7 +316,7 @@ def _trust(curve: Curve) -> str:
     if (missed := law_error(curve.points)) is None:
         return "too few points for a prediction"
     share, where = missed
-    off = "told the neighbours of a measured load, the saturation law misses it by at most"
+    off = "told the neighbours of a measured load, the saturation model misses it by at most"
     off = f"{off} {percent(share)} (at {where})"
     return f"no prediction: {off}" if share > DESCRIBES else off
 
@@ -348,14 +348,14 @@ def _throughput_findings(curve: Curve, tolerance: float) -> Iterator[tuple[str, 
         if flat.value is None:
             chance = "" if not flat.known or flat.low is None else f", so it may be from {axes.at(flat.low)} on"
             last = gains[-1]
-            gain = f"still gains {percent(last.value)}{between(last, 100, ' %')}"
+            gain = f"still gains {percent(last.value)}{between(last, 100, '%')}"
             said = f"not reached: the last doubling ({last.start} to {last.end}) {gain}{chance}{dip}{certain}"
             if last.end > 2 * last.start:
                 mean = f"a doubling between {last.start} and {last.end} {gain} in the mean{chance}{dip}{certain}"
                 said = f"perhaps not reached: {mean}"
         else:
             high = "not reached" if flat.high is None else flat.high
-            interval = f" (95 %: {flat.low} to {high})" if flat.known else ""
+            interval = f" (95%: {flat.low} to {high})" if flat.known else ""
             past = f"past it a doubling gains less than {percent(tolerance)}"
             said = f"from {axes.at(flat.value)}{interval}: {past}{dip}{certain}"
         yield "plateau", said
@@ -389,7 +389,7 @@ def _law_findings(curve: Curve, b_half: float | None) -> Iterator[tuple[str, str
             text = f"T(B) = T_inf B/(B + b_half) does not describe this curve: at its best {errors}"
         elif not law.identified:
             text = f"not identified: the points fit a b_half below 0, which cannot be; {errors}"
-        yield "saturation law", text
+        yield "saturation model", text
     if law and law.describes and law.identified and ours:
         seen = f"{milliseconds(law.fixed_s.value)} ms of every step fitted{between(law.fixed_s, 1e3)}"
         shapes = f"b_half from shapes is {figure(work.b_half)} sequences" if work and curve.decodes else ""
@@ -428,7 +428,7 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
         alike = len(decoding) > 1 and all(len(set(column)) == 1 for column in columns)
         dram, tensor = (column[0] if alike else ", ".join(column) for column in columns)
         loads = "every concurrency" if alike else curve.axes.at(*(p.concurrency for p in decoding))
-        active = f"DRAM is active {dram} % of the time, the tensor cores {tensor} %"
+        active = f"DRAM is active {dram}% of the time, the tensor cores {tensor}%"
         yield "decoding", f"while no prompt is processed, {active}, at {loads}"
     seen = [(p.little, p.concurrency) for p in curve.valid if p.little is not None]
     worst, where = max(seen, key=lambda pair: abs(pair[0]), default=(0.0, 0))
@@ -479,7 +479,7 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
 
 
 THROUGHPUT_NOTE = (
-    "Whiskers: 95 % interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the roofline, and loads that are "
+    "Whiskers: 95% interval. Shaded: the plateau. Thin line: the fitted law. Dashed: the roofline, and loads that are "
     "predicted. Hollow: questionable, or predicted."
 )
 BOTH_RATES_NOTE = " Where both rates part, the GPU waits for its host."
@@ -550,7 +550,7 @@ class ComparedRow:
 
 def change_columns(what: Figure, name: str = "") -> tuple[Column[ComparedRow], Column[ComparedRow]]:
     change: Column[ComparedRow] = Column(f"change\n% {name}".rstrip(), lambda row: row.change(what)[0])
-    return change, Column(f"95 %\n{name}", lambda row: row.change(what)[1], "left", rank=1)
+    return change, Column(f"95%\n{name}", lambda row: row.change(what)[1], "left", rank=1)
 
 
 HIT_LEGEND = (

@@ -51,21 +51,21 @@ def hundredths(share: float | None, *, signed: bool = False) -> str:
 
 
 def between(seen: Interval, scale: float = 1.0, unit: str = "") -> str:
-    """Return the 95 % interval in brackets; empty if the noise is unknown."""
+    """Return the 95% interval in brackets; empty if the noise is unknown."""
     if seen.low is None or seen.high is None:
         return ""
-    return f" (95 %: {figure(scale * seen.low)} to {figure(scale * seen.high)}{unit})"
+    return f" (95%: {figure(scale * seen.low)} to {figure(scale * seen.high)}{unit})"
 
 
 def interval_text(seen: Interval | None, show: Callable[[float], str]) -> str:
-    """Return the 95 % interval as "1.2 to 3.4", or "-" if the noise is unknown."""
+    """Return the 95% interval as "1.2 to 3.4", or "-" if the noise is unknown."""
     if seen is None or seen.low is None or seen.high is None:
         return ABSENT
     return f"{show(seen.low)} to {show(seen.high)}"
 
 
 def changed(ratio: Interval | None) -> tuple[str, str]:
-    """Return a ratio and its 95 % interval as changes in percent: "+2.3", "+1.2 to +3.4"."""
+    """Return a ratio and its 95% interval as changes in percent: "+2.3", "+1.2 to +3.4"."""
     ends = interval_text(ratio, lambda end: hundredths(end - 1, signed=True))
     return hundredths(None if ratio is None else ratio.value - 1, signed=True), ends
 

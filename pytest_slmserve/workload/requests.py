@@ -116,7 +116,7 @@ def requests_of(
         return made, f"{source}, conversations of {spec.turns} turns"
     if spec.prefix_share is not None:
         groups = f" in {spec.prefix_groups} groups" if spec.prefix_groups > 1 else ""
-        source += f", {100 * spec.prefix_share:g} % of each prompt in common{groups}"
+        source += f", {100 * spec.prefix_share:g}% of each prompt in common{groups}"
     return synthetic_requests(lengths, vocabulary, spec.seed, spec), source
 
 

@@ -14,7 +14,7 @@ LOADS = (8, 64)
 
 
 def launches(release="0.26.0", slower=1.0, loads=LOADS, name="launch", environment=None, **facts) -> list[Measurement]:
-    """A repeat of each load in each of two launches, between which there is 1 %."""
+    """A repeat of each load in each of two launches, between which there is 1%."""
     known = {"vllm": release, "torch": "2.11.0", "driver": "580", "host": "one"}
     facts["environment"] = replace(H200, **known | (environment or {}))
     rates = [(i, c, law(c) / slower * (1 + 0.01 * i)) for c in loads for i in range(2)]

@@ -23,7 +23,7 @@ def sweep(
 
 
 def lawful(loads: Iterable[int], wobbles=WOBBLES, *, t_inf=1e4, b_half=45.0, **more: object) -> Curve:
-    """A sweep by the saturation law."""
+    """A sweep by the saturation model."""
     return sweep({n: law(n, t_inf, b_half) for n in loads}, wobbles, **more)  # type: ignore[arg-type]
 
 

@@ -118,7 +118,7 @@ def changed(record: Any, *parts: str, **values: object) -> Any:
 
 
 def law(batch: float, t_inf: float = 10_000.0, b_half: float = 45.0) -> float:
-    """Output tokens/s of the saturation law."""
+    """Output tokens/s of the saturation model."""
     return t_inf * batch / (batch + b_half)
 
 

@@ -1,4 +1,4 @@
-"""Archives of a sweep whose rates follow the law of saturation, as a run writes them, and damaged ones."""
+"""Archives of a sweep whose rates follow the saturation model, as a run writes them, and damaged ones."""
 
 import json
 from collections.abc import Sequence

@@ -358,7 +358,7 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
             base = Base(1 / step.seconds(1), f"{alone} law as well")
         elif base is None and law is not None and law.identified:
             trust = f"which is off by up to {percent(law.error_max)} elsewhere"
-            base = Base(law.tokens_per_s(1), f"{alone} saturation law, {trust}")
+            base = Base(law.tokens_per_s(1), f"{alone} saturation model, {trust}")
         elif base is None:
             raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
         limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, wait)
@@ -383,7 +383,7 @@ def _measured(subject: ModelSweep, known: Decision, law: Fit | None, wish: Objec
         if (more := rates[best] / rates[chosen] - 1) > MARGIN:
             notes.append(f"the rule takes the largest, but concurrency {best} has {percent(more)} more throughput")
     if law and not law.describes:
-        off = f"the saturation law is off by up to {percent(law.error_max)} here"
+        off = f"the saturation model is off by up to {percent(law.error_max)} here"
         notes.append(f"{off}: what it allows is no more than a hint")
     # By the model, eff(B) = (1 + b_half)/(B + b_half). If no batch has the latency, its cap is 0.
     efficient = (1 + law.b_half.value) / wish.threshold - law.b_half.value if law and law.identified else None
@@ -410,7 +410,7 @@ def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decisi
     if batch < 1:
         reason = f"by the law through {both}, no batch has {conditions(wish, limit)}"
         return replace(known, choice=ChosenLoad(), reason=reason)
-    notes = [f"predicted by the saturation law through {both}, and not measured: measure there before use"]
+    notes = [f"predicted by the saturation model through {both}, and not measured: measure there before use"]
     if batch == reach:
         notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
     elif batch == tokens:

@@ -205,7 +205,7 @@ class Laws:
     powers by which a host is slower whose cost is above the usual. latency: "wait", mean steps that a new request waits
     for, and by how much TTFT and TPOT are less certain than tokens/s.
 
-    spread: half-widths of intervals of 95 % of the logarithm of a step's time that only the card, or only the host
+    spread: half-widths of intervals of 95% of the logarithm of a step's time that only the card, or only the host
     would limit, with "records" of the model or its "shape" alone, and for the host without its cost ("unknown"). cards:
     families that the rows are of; nothing tested the intervals on any other."""
 
@@ -352,7 +352,7 @@ def factors(s: Setting, records: Iterable[Seen], laws: Laws = LAWS) -> tuple[flo
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """A load on a GPU and a host that are not here, with intervals of 95 %. ttft_s, tpot_s: None if requests start
+    """A load on a GPU and a host that are not here, with intervals of 95%. ttft_s, tpot_s: None if requests start
     together. card_share: of what the card alone would serve. limit: of most of a step. half_widths: of the logarithm of
     the tokens/s, as they are and if one thing more was measured, by its name."""
 

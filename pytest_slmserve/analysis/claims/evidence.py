@@ -958,7 +958,7 @@ def break_even(ratios: Mapping[int, Interval]) -> tuple[State, Interval | None, 
     if high == 0:
         return State.FAILS, None, f"it costs from the first load on, so b* < {first}; {why}"
     if low > 0 and high < math.inf:
-        found = f"b* is {seen.value:.3g} concurrent requests (95 %: {low:.3g} to {high:.3g})"
+        found = f"b* is {seen.value:.3g} concurrent requests (95%: {low:.3g} to {high:.3g})"
         return State.PASSES, seen, f"{found}; {why}"
     unknown = [f"gains at {first}"] * (low == 0) + [f"costs at {last}"] * (high == math.inf)
     return State.INCONCLUSIVE, None, f"noise leaves open whether it {' and '.join(unknown)}; {why}"

@@ -434,7 +434,7 @@ def compared_cases(measurements: Iterable[Measurement], *, steady: bool) -> dict
     for members in all_groups(measurements):
         part, sharing = members[0].replica, "alone"
         if part and part.count > 1:
-            share = "" if part.thread_percentage is None else f", {part.thread_percentage} % of the threads"
+            share = "" if part.thread_percentage is None else f", {part.thread_percentage}% of the threads"
             sharing = f"{part.count} engines by {part.sharing}{share}{', pinned' if part.pinned else ''}"
         models, loads = tuple(short_name(m.spec.model) for m in members), tuple(m.load for m in members)
         case = ComparedCase(models, tuple(m.workload.hash for m in members), loads, sharing)
@@ -623,7 +623,7 @@ def against_stored(
         apart = percent(abs(seen.value - 1))
         way = f"{apart} {'lower' if seen.value < 1 else 'higher'} than" if apart != percent(0) else "equal to"
         why = f"{words} {way} the baseline's ({seen.value:.4g} times"
-        why += "" if seen.low is None else f", 95 %: {seen.low:.4g} to {seen.high:.4g}"
+        why += "" if seen.low is None else f", 95%: {seen.low:.4g} to {seen.high:.4g}"
         why += f"), tolerance {percent(tolerance)}"
         if seen.low is None:
             why += "; noise unknown: one repeat on each side; --slm-repeats 2"

@@ -289,7 +289,7 @@ def compare_sides(
         out_of_noise = estimates.shift(POWER, estimates.t_above(tail, seen.df), seen.df) * seen.error
         certain = math.log1p(series.margin) / 2 + estimates.NORMAL.inv_cdf(POWER) * seen.error
         detectable = growth(max(out_of_noise, certain))
-    share = f"the {100 * series.margin:.3g} % margin"
+    share = f"the {100 * series.margin:.3g}% margin"
     if outcome is State.FAILS:
         mean = fmean(ratios[:decided])
         change, cost = growth(mean), growth(series.sign * mean)
@@ -456,7 +456,7 @@ def weakened(compared: Sequence[Comparison], calibration: Calibration) -> tuple[
     for each in compared:
         power = calibration.worse[each.name].fail if each.name in calibration.worse else 1.0
         if each.outcome is State.PASSES and power < MIN_POWER:
-            worse = f"{100 * each.margin:.3g} % worse would fail in {100 * power:.0f} % of gates only"
+            worse = f"{100 * each.margin:.3g}% worse would fail in {100 * power:.0f}% of gates only"
             steps = tuple(replace(step, outcome=State.INCONCLUSIVE) for step in each.interim)
             why = f"this runner is too noisy to pass: {worse}"
             each = replace(each, outcome=State.INCONCLUSIVE, why=why, interim=steps)

@@ -396,7 +396,7 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) ->
         had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
         why = f"{used} in use where the baseline has {had} (margin: up to {most})"
         if blocks:
-            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g} % fewer)"
+            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g}% fewer)"
         state = State.PASSES if (after >= bound if blocks else after <= bound) else State.FAILS
         yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(seen))
 
@@ -423,7 +423,7 @@ def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterato
     same = f"; {answers.same} of {answers.requests} answers are the same" if answers else ""
     low, high = ends(seen)
     why = (
-        f"the log probability of the baseline's tokens changes by {seen.value:.3g} nats (95 %: {low:.2g} to "
+        f"the log probability of the baseline's tokens changes by {seen.value:.3g} nats (95%: {low:.2g} to "
         f"{high:.2g}; margin {bound:.3g}, with {scatter:.2g} between launches of the baseline){same}"
     )
     yield Verdict.from_interval(OUTPUTS, model, below(seen, bound), why, seen, bound)

@@ -606,7 +606,7 @@ Bound = Literal["memory", "compute", "host", "mixed"]
 REACHABLE_DRAM = 0.89
 REACHABLE_TENSOR = 0.94
 SATURATED = 0.5  # below half of its achievable peak, a unit leaves most of the step to something else
-IDLE = 0.3  # arXiv:2503.08311, figure 7: gaps took 25 % of a step of OPT-1.3B at batch 1, 37 % at 512
+IDLE = 0.3  # arXiv:2503.08311, figure 7: gaps took 25% of a step of OPT-1.3B at batch 1, 37% at 512
 EXPLAINED = 0.5  # by the model configuration only: at least half of the step is spent there
 
 

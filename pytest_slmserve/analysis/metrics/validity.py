@@ -28,8 +28,8 @@ COVERAGE = 0.95  # a ratio may be anything in the rest, so the mean of the windo
 GAP_INTERVALS, GAP_S = 5, 2.0  # one or two late readings are usual; in two seconds a load can change and change back
 MISSING = 0.20  # a missing fifth moves the mean by a fifth of its difference from the rest
 CAPPED = 0.01  # of the window: the cap then lowers throughput by less than a repeat's noise
-CLOCK_DROP = 0.05  # clocks move in steps of 15 MHz, below 1 %; flashinfer issue 2899: 20 % lower was 15 % slower
-ENERGY_APART = 0.05  # the two methods agree within 1 % under load where both work (ml-energy/zeus issue 12)
+CLOCK_DROP = 0.05  # clocks move in steps of 15 MHz, below 1%; flashinfer issue 2899: 20% lower was 15% slower
+ENERGY_APART = 0.05  # the two methods agree within 1% under load where both work (ml-energy/zeus issue 12)
 ENERGY_WINDOW_S = 10.0  # power lags by its average over 1 s, so the ends of a shorter time may differ by more
 ENERGY_ENDS_S = 0.6  # seconds by which they may differ: 6.9% over 8 s were seen, and 7.6% over 5 s
 STILL_S = 1.0  # the energy counter moves about every 0.1 s (ml-energy/zeus), whatever the load
@@ -239,7 +239,7 @@ def _busy_host(watch: SensorWindow, figures: DeviceFigures, cores: int | None) -
 
 # A failed request spares the server work, so a single one is too many unless you allow more.
 FAILED_SHARE = 0.0
-MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5 %
+MIN_STEPS = 20  # fewer make a rate of one odd step in twenty wrong by 5%
 MIN_STEPS_PER_HALF = 20
 LONGER_WINDOW = "a longer window"  # would make the measurement valid
 LITTLE_TOLERANCE = 0.05  # both counts are of the same run, so they differ only by the window's ends

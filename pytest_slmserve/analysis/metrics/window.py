@@ -344,7 +344,7 @@ def late_sends(delay: ScheduleDelay, median_ttft_s: float | None) -> str | None:
     if delay.p99_s is None or delay.p99_s <= bound:
         return None
     return (
-        f"the client lagged: 1 % of the requests were sent {delay.p99_s * 1e3:.1f} ms late or more,"
+        f"the client lagged: 1% of the requests were sent {delay.p99_s * 1e3:.1f} ms late or more,"
         f" {bound * 1e3:.1f} ms are harmless ({delay.achieved_per_s:.4g} of {delay.requested_per_s:.4g} requests/s)"
     )
 

@@ -142,7 +142,7 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
         share = (slo.at - a) / (b - a)
         seconds, how = (1 - share) * waits[a] + share * waits[b], f"interpolated between {a} and {b}"
     elif law:
-        seconds, how = law.seconds(slo.at), "by the saturation law, beyond what was measured"
+        seconds, how = law.seconds(slo.at), "by the saturation model, beyond what was measured"
     else:
         raise TooFewPoints(
             f"nothing was measured at {slo.at}, nor below and above it",

@@ -301,7 +301,7 @@ class Curve:
             most, least = max(later, key=lambda g: g.value), min(later, key=lambda g: g.value)
             gain = f"gain at most {percent(most.value)}" if most.value > 0 else f"lose at least {percent(-most.value)}"
             why = (
-                f"{each}plateau from concurrency {flat.value} (95 %: {flat.low} to {flat.high}): later doublings {gain}"
+                f"{each}plateau from concurrency {flat.value} (95%: {flat.low} to {flat.high}): later doublings {gain}"
             )
             why += f" ({threshold})"
             if least.value < -MARGIN and least is not most:
@@ -309,7 +309,7 @@ class Curve:
         return _verdict(claim, self, state, why, last, tolerance, (last.start, last.end))
 
     def split(self, end: int) -> str:
-        """Return a clause such as " = +6 % GPU, +26 % host" for the gain up to a load; empty without a sensor."""
+        """Return a clause such as " = +6% GPU, +26% host" for the gain up to a load; empty without a sensor."""
         factors = zip(self.factors().get(end, ()), ("GPU", "host"))
         shares = ", ".join(f"{'+' if gain >= 0 else ''}{percent(gain)} {whose}" for gain, whose in factors)
         return f" = {shares}" if shares else ""
@@ -544,7 +544,7 @@ def _knee(
 
 
 def _lower(seen: Interval) -> str:
-    ends = "" if seen.low is None or seen.high is None else f", 95 %: {1 + seen.low:.3g} to {1 + seen.high:.3g}"
+    ends = "" if seen.low is None or seen.high is None else f", 95%: {1 + seen.low:.3g} to {1 + seen.high:.3g}"
     return f"{percent(-seen.value)} lower ({1 + seen.value:.3g} times{ends})"
 
 

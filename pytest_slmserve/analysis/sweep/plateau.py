@@ -271,11 +271,11 @@ def fit_law(points: Iterable[tuple[float, float]], b_half: float | None = None) 
     rows = list(points)
     if b_half is not None:
         if not rows:
-            raise TooFewPoints("the saturation law needs a point, there is none", "Sweep several concurrencies.")
+            raise TooFewPoints("the saturation model needs a point, there is none", "Sweep several concurrencies.")
         x = [(batch + b_half) * rate / batch for batch, rate in rows]
         return math.fsum(v * v for v in x) / math.fsum(x), b_half
     if (batches := len({batch for batch, _ in rows})) < FEWEST_BATCHES:
-        needed = f"the saturation law needs {FEWEST_BATCHES} batches, there are {batches}"
+        needed = f"the saturation model needs {FEWEST_BATCHES} batches, there are {batches}"
         raise TooFewPoints(needed, "Sweep more concurrencies.")
     x = [rate for _, rate in rows]
     z = [rate / batch for batch, rate in rows]

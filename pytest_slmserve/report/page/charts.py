@@ -56,7 +56,7 @@ CONCURRENCY, TOKENS_PER_S = "concurrent requests", "output tokens/s"
 SEEN, PER_BUSY_S = "output tokens per second", "output tokens per second in which a kernel ran"
 PLANE = "Throughput against latency"
 PLANE_NOTE = (
-    "Up and to the left is better. Numbers: concurrent requests. Whiskers: 95 % intervals. Hollow: another load beats "
+    "Up and to the left is better. Numbers: concurrent requests. Whiskers: 95% intervals. Hollow: another load beats "
     "it."
 )
 DASHES = [5, 4]
@@ -99,7 +99,7 @@ TICK: Spec = {"type": "tick", "aria": False}
 
 
 def intervals(points: Sequence[Point], what: Figure = output_rate) -> list[Interval]:
-    """Return the 95 % interval of each point's mean, by the noise of all these points."""
+    """Return the 95% interval of each point's mean, by the noise of all these points."""
     if any(not (values := what(point)) or min(values) <= 0 for point in points):  # a ratio to 0 has no interval
         return [Interval(math.nan) for _ in points]
     seen = point_differences(points, what)
@@ -150,7 +150,7 @@ def axis(channel: str, title: str, scale: str = "linear", domain: Sequence[float
 
 
 def share_axis(title: str) -> Spec:
-    """Return an axis from 0 to 100 %."""
+    """Return an axis from 0 to 100%."""
     return axis("x", title, domain=(0, 1.02), format=".0%", values=[0, 0.25, 0.5, 0.75, 1], gridOpacity=0.7)
 
 
@@ -374,7 +374,7 @@ def load_charts(curve: Curve) -> Iterator[Chart]:
     known = [point for point in curve.valid if point.energy_per_token_j]
     spent = point_rows(known, "energy_per_token_j", "energy", 1e3, "mJ", noise=False)
     latency = drawn(waits, axis("y", "ms", "log"), f"latency over {CONCURRENCY}", 300)
-    yield Chart("Latency over load", latency, "Whiskers: 95 % interval of the mean. Both axes are logarithmic.")
+    yield Chart("Latency over load", latency, "Whiskers: 95% interval of the mean. Both axes are logarithmic.")
     sequences, joules = axis("y", "batch, sequences", "log"), axis("y", "mJ per output token", "log")
     batches = drawn(held, sequences, f"batch held over {CONCURRENCY}", joined=False, under=[guide(full)])
     yield Chart("Batch held", batches, "Dashed: every concurrent request is in the batch.")

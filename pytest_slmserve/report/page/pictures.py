@@ -298,7 +298,7 @@ class ReplicaSet(NamedTuple):
 
 def _replicas(named: Named) -> list[Picture]:
     def setting(pair: PairReplicas) -> str:
-        part = f", {pair[0].thread_percentage} % of the SMs each" if pair[0].thread_percentage else ""
+        part = f", {pair[0].thread_percentage}% of the SMs each" if pair[0].thread_percentage else ""
         return f"concurrency {pair[0].concurrency}{', pinned' if pair[0].pinned else ''}{part}"
 
     several = [(name, curve) for name, curve in named if curve.shared]

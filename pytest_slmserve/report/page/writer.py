@@ -354,7 +354,7 @@ def visible(value: object) -> object:
     return printable(value) if type(value) is str else value
 
 
-PAUSE = 20  # times the seconds of a write, so that a run spends at most 5 % on it
+PAUSE = 20  # times the seconds of a write, so that a run spends at most 5% on it
 
 
 @dataclass(slots=True)

@@ -83,7 +83,7 @@ def commands(heading: str) -> list[list[str]]:
 
 @in_checkout
 def test_a_history_is_kept_as_the_page_says_and_asv_finds_the_slow_release(tmp_path, monkeypatch, capfd) -> None:
-    """Only what installs, measures or serves the page is not run. The last release is 20 % slower: that, and nothing
+    """Only what installs, measures or serves the page is not run. The last release is 20% slower: that, and nothing
     else, is a regression."""
     for name in ("HOME", "ASV_CONF_DIR"):  # away from the user's own settings
         monkeypatch.setenv(name, str(tmp_path))
@@ -142,7 +142,7 @@ def test_publish_names_each_cost_that_changes_its_level_and_where(published, cap
     *steps, last = seen.out.splitlines()
     assert last.startswith(f"written: {published}/.asv/html/index.html")
     assert {line.partition("(")[0].partition(".")[2] for line in steps} == SERIES
-    assert [line for line in steps if f": step at {RELEASES[STEP]}: 10 % dearer; " not in line] == []
+    assert [line for line in steps if f": step at {RELEASES[STEP]}: 10% dearer; " not in line] == []
     assert said(capsys, "asv", "publish", "--into", published.parent).status == 4
 
 

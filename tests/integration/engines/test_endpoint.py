@@ -113,11 +113,11 @@ def test_what_comes_from_a_cache_is_not_valid_unless_asked_for(told, by, tmp_pat
     found = read(tmp_path / "r.jsonl").measurements
     shares = [cache_hit_share(m.run) for m in found]
     assert [seen.share for seen in shares] == [0, 0, 0, pytest.approx(12 / 16), pytest.approx(12 / 16)]
-    assert {seen.told_by for seen in shares} == {by} and f"prefix-cache hit rate 75.0 % ({by})" in pages[4]
+    assert {seen.told_by for seen in shares} == {by} and f"prefix-cache hit rate 75.0% ({by})" in pages[4]
     first, second, seeded, refused, allowed = found
     assert first.run.stream.salt != second.run.stream.salt and {m.run.stream.salt for m in found[2:]} == {None}
     assert first.key == second.key and seeded.key == refused.key != allowed.key, "one question, however it was varied"
-    assert [m for m in found if any(REASON in text and "75 %" in text for text in problems(m))] == [refused]
+    assert [m for m in found if any(REASON in text and "75%" in text for text in problems(m))] == [refused]
 
 
 def test_a_server_that_does_not_tell_is_not_judged():

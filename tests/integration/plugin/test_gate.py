@@ -85,14 +85,14 @@ def gate(runs):
 # Words, exit status, what is told of the endpoints that do not pass, and a line of the report.
 SCENARIOS = {
     "equal": ("", 0, {}, "outputs: *dummy weights*"),
-    "slower": (SLOWER, 1, {"throughput": "10 % lower", "latency": "11.1 % higher", "energy": "11.1 % higher"},
+    "slower": (SLOWER, 1, {"throughput": "10% lower", "latency": "11.1% higher", "energy": "11.1% higher"},
                "opt-125m: FAIL after 4 pairs*"),
     "wide-margin": (f"{SLOWER} --slm-gate-margin=0.3", 0, {}, "mean E2E, small load*1.1111 *30 *pass"),
-    "slower-start": (f"{SLOWER_START} --slm-gate-margin=0.5", 1, {"start": "50 % higher"}, "s to start*1.5000 *15 *"),
+    "slower-start": (f"{SLOWER_START} --slm-gate-margin=0.5", 1, {"start": "50% higher"}, "s to start*1.5000 *15 *"),
     "memory": ("--slm-side=candidate:arg=memory_used=9e9", 1, {"memory": "8.38 GiB"},
                "device memory: fail, 8.38 GiB *7.45 GiB*"),
     "noise": (FOUR, 10, dict.fromkeys(ENDPOINTS[:3], "Inconclusive"), "opt-125m: INCONCLUSIVE after 4 pairs*"),
-    "noise-and-failure": (f"{FOUR} {SLOWER_START}", 1, {"start": "50 %"}, "opt-125m: FAIL*"),
+    "noise-and-failure": (f"{FOUR} {SLOWER_START}", 1, {"start": "50%"}, "opt-125m: FAIL*"),
     "nothing-counts": ("--slm-side=candidate:arg=lost_from=4", 10, dict.fromkeys(ENDPOINTS, "Inconclusive"),
                        "*measurements of the candidate, and none of the other side*"),
     "no-sensors": ("--slm-engine-arg=sensors=false", 0, {"energy": "energy", "memory": "memory"}, "*SKIPPED*energy"),
@@ -118,7 +118,7 @@ AT_ONCE = GATE.replace(" --slm-gate-launches=apart", "")
 ALONE = dict.fromkeys(("energy", "start", "kv-blocks", "memory"), "--slm-gate-launches=apart")
 AT_ONCE_SCENARIOS = {
     "equal": ("", 0, {}, "opt-125m: PASS after 2 launches of both sides at once"),
-    "slower": (SLOWER, 1, dict.fromkeys(("throughput", "busy", "busy-small"), "10 % lower") | {"latency": "11"},
+    "slower": (SLOWER, 1, dict.fromkeys(("throughput", "busy", "busy-small"), "10% lower") | {"latency": "11"},
                "*slower in: kernels (tokens per busy second*"),
     "slower-host": ("--slm-side=candidate:arg=host_s=0.03", 1, {"throughput": "lower", "latency": "higher"},
                     "*slower in: host (share of time with a kernel*"),
@@ -149,11 +149,11 @@ OF_STARTS = GATE.replace("launches=apart", "launches=start")
 SLEEPS = "--slm-engine-arg=enable_sleep_mode=true"
 START_SCENARIOS = {
     "equal": ("", 0, {}, "a warm start of the baseline, s (and the change): import 9.0 (+0.0), *"),
-    "slower": ("--slm-simulate-slowdown=50%", 1, {"start": "50 % higher", "start-cold": "20 % higher"},
-               "slower in: start (s to start, warm caches 50 % higher: compile +10.0 s), *"),
+    "slower": ("--slm-simulate-slowdown=50%", 1, {"start": "50% higher", "start-cold": "20% higher"},
+               "slower in: start (s to start, warm caches 50% higher: compile +10.0 s), *"),
     "one-state": ("-o slm_gate_caches=warm", 0, {}, "*one start at a time, with warm compile caches*"),
     "noise": ("--slm-engine-arg=scatter=0.08", 10, {"start": "Inconclusive"}, "*INCONCLUSIVE after 5 pairs*"),
-    "slower-wake": (f"{SLEEPS} --slm-side=candidate:arg=wake_s=0.6", 1, {"wake": "50 % higher"}, "slower in: wake*"),
+    "slower-wake": (f"{SLEEPS} --slm-side=candidate:arg=wake_s=0.6", 1, {"wake": "50% higher"}, "slower in: wake*"),
 }  # fmt: skip
 
 
@@ -200,7 +200,7 @@ def test_a_slower_candidate_is_told_once_and_without_stored_terms_judged_by_the_
     reseal(path)
     status, text = ran.report()
     assert status == 1 and "opt-125m: FAIL after 4 pairs" in text
-    assert any(line.startswith("note: ") and "3 %" in line and "12 pairs" in line for line in text.splitlines())
+    assert any(line.startswith("note: ") and "3%" in line and "12 pairs" in line for line in text.splitlines())
 
 
 # What is broken off, or does not come about
@@ -386,7 +386,7 @@ def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_
     words = f"{GATE} --slm-models={folder} -o slm_gate_pairs=6"
     ran = runs.anew({**NO_WORSE, **config}, words, "--slm-calibrate")
     assert (ran.ret, ran.counts) == (0, {"passed": 6})
-    ran.says("mine-1b: PASS after 6 pairs*", "note: mine-1b, by 6 pairs *100 %*")
+    ran.says("mine-1b: PASS after 6 pairs*", "note: mine-1b, by 6 pairs *100%*")
     known = kept(ran, "calibration.json")
     assert len({m.launch for m in ran.measured()}) == 12 == 2 * len(known["noise"]["costs"])
     assert known["model"] == "mine-1b" and known["unchanged"]["fail"] == 0.0
@@ -401,7 +401,7 @@ def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_
     known["worse"]["s to start"]["fail"] = 0.4
     (ran.folder / ".slm/calibration.json").write_text(json.dumps([known]), "utf-8")
     status, text = quiet.report(of=".slm/quiet.jsonl")
-    assert status == 10 == later("noisy").ret and any("15 %" in line and "40 %" in line for line in text.splitlines())
+    assert status == 10 == later("noisy").ret and any("15%" in line and "40%" in line for line in text.splitlines())
     assert "\nnext: " in text and "slm_gate_pairs=12" in text, "it has ended"
     others = later("other", "--slm-ramp-up=burst")
     assert others.ret == 0 and "by 6 pairs" not in others.out, "one of other loads knows nothing of it"

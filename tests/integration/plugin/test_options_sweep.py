@@ -70,7 +70,7 @@ def test_noise_that_takes_too_long_says_how_to_go_on_and_a_plan_is_the_most_that
     assert "at most" not in runs(SWEEP, FULL, "--slm-plan").out
 
 
-# A budget: the last doubling gains 5 %, on a host whose speed drifts
+# A budget: the last doubling gains 5%, on a host whose speed drifts
 
 NOISY = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,16,64,128,256 --slm-window=1 --slm-input-len=8
     --slm-output-len=64 --slm-engine-arg=t_inf=14000 --slm-engine-arg=b_half=12 --slm-engine-arg=host_noise=0.02"""

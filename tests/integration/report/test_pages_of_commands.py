@@ -95,8 +95,8 @@ def test_charts_show_the_values_of_the_tables(page):
     for load_, step_ms, *shares in rows:
         parts = values_of(described(seen, "parts of a step"))
         bar = [row for row in parts if row["subject"] == f"concurrency {load_}"]
-        assert [row["shown"] for row in bar] == [f"{share} % of {step_ms} ms" for share in shares]
-        assert [f"{row['series']} %" for row in bar] == head[2:] and bar[-1]["end"] == pytest.approx(100)
+        assert [row["shown"] for row in bar] == [f"{share}% of {step_ms} ms" for share in shares]
+        assert [f"{row['series']}%" for row in bar] == head[2:] and bar[-1]["end"] == pytest.approx(100)
 
 
 def test_a_page_is_read_again_as_its_archive_and_compare_and_history_have_every_row(page, out, capsys):

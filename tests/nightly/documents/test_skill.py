@@ -27,7 +27,7 @@ def test_the_skill_has_the_form_that_agents_read() -> None:
 
 
 def test_every_command_runs_in_an_empty_folder_and_every_field_is_there(tmp_path: Path) -> None:
-    """The doctor is right to find no GPU, so its status tells nothing; the side that is slower is 5 % slower."""
+    """The doctor is right to find no GPU, so its status tells nothing; the side that is slower is 5% slower."""
     text = SKILL.read_text("utf-8")
     for release in ("v24", "v25", "v26"):
         (tmp_path / release / "bin").mkdir(parents=True)

@@ -99,10 +99,10 @@ def test_benchmarks_are_tests_and_small_archives_of_which_those_that_are_replaye
 
 
 @pytest.mark.parametrize(("name", "file", "said"), [
-    ("harness_cost", "harness-cost-h200-vllm-0.26.0.json", ["bare 1.0095 (95 %: 0.9954 to 1.0239), 32 pairs"]),
-    ("harness_cost", "latency-h200-vllm-0.26.0.json", ["1.0101 (95 %: 0.9997", "1.0088 (95 %: 0.9863 to 1.0319)"]),
-    ("sampler_cost", "sampler-cost-h200.json.xz", ["1.0226 (95 %: 0.9828", "-0.07% of the time", "1.83%, at most"]),
-    ("sampler_cost", "probe-cost-h200.json.xz", ["0.9599 (95 %: 0.9023", "-0.19% to 0.32%", "2.34%, ABOVE 2%"]),
+    ("harness_cost", "harness-cost-h200-vllm-0.26.0.json", ["bare 1.0095 (95%: 0.9954 to 1.0239), 32 pairs"]),
+    ("harness_cost", "latency-h200-vllm-0.26.0.json", ["1.0101 (95%: 0.9997", "1.0088 (95%: 0.9863 to 1.0319)"]),
+    ("sampler_cost", "sampler-cost-h200.json.xz", ["1.0226 (95%: 0.9828", "-0.07% of the time", "1.83%, at most"]),
+    ("sampler_cost", "probe-cost-h200.json.xz", ["0.9599 (95%: 0.9023", "-0.19% to 0.32%", "2.34%, ABOVE 2%"]),
     ("client_accuracy", "client-accuracy-2-cores.json.xz", ["436.502", "aiperf: 1000 tokens/s within 10%"]),
     ("client_accuracy", "client-accuracy-16-cores-next-host.json.xz", ["2652.300", "of which ours is 5.0 times"]),
     ("client_accuracy", "client-accuracy-16-cores-12-for-clients.json.xz", ["of the client: 2 4 5", "587.293"]),
@@ -250,7 +250,7 @@ def test_the_windows_of_the_noise_study_are_those_of_the_simulated_engine(study,
 
 @of("noise_study")
 def test_verdicts_and_intervals_at_the_bound_are_wrong_as_rarely_as_they_say(study):
-    """If the truth is the bound, every verdict is wrong: 2.5 % of either kind, after up to seven looks together. No
+    """If the truth is the bound, every verdict is wrong: 2.5% of either kind, after up to seven looks together. No
     more than happens once in a thousand such tests."""
     noises = ("white:0.1", "pink:0.12", "slow:0.2:0.3:2")
     found = [study.one(noise, study.TOLERANCE, 40 * i + j) for i, noise in enumerate(noises) for j in range(40)]
@@ -415,7 +415,7 @@ def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
 
 
 def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
-    """One layer more of 24 is 4.2 % more work; on this host windows scatter more than that, and busy seconds do not."""
+    """One layer more of 24 is 4.2% more work; on this host windows scatter more than that, and busy seconds do not."""
     told = run("two_sides", "--again", RESULTS / "two-sides-h100-a-layer-more.json.xz")
     found = {what: map(float, each) for what, *each in re.findall(r"\n(.*): mean (.*)%, .* by (.*)%, .* (.*)%", told)}
     (mean, *scattered), (*_, by_windows) = found["busy seconds"], found["seconds"]

@@ -81,7 +81,7 @@ def test_the_case_of_a_stored_group_has_its_key(archive):
 
 
 def test_weights_and_kv_blocks_are_as_counted_before_the_start():
-    """Within 0.5 and 1 % of what the engine told, for every model of the catalogue, quantized or not."""
+    """Within 0.5 and 1% of what the engine told, for every model of the catalogue, quantized or not."""
     told = {m.spec.key: m for path in archives().values() for m in read(path).measurements if m.resolved.weight_bytes}
     on_a_gpu = [m for m in told.values() if m.spec.platform == "cuda" and m.spec.tensor_parallel_size == 1]
     known = [m for m in on_a_gpu if m.spec.model in CATALOGUE and "hf_overrides" not in dict(m.spec.extra)]

@@ -162,7 +162,7 @@ def test_of_the_gpu_the_noise_of_the_smallest_loads_tells_that_of_the_largest():
                 gain = known.between(len(samples) - 2, len(samples) - 1)
                 second = math.log(rest[-1][1].value / rest[-2][1].value)
                 inside.append(abs(second - gain.value) < math.sqrt(2) * (gain.high - gain.value))
-    assert len(inside) > 30 and sum(inside) > 0.88 * len(inside), "of 95 % intervals"
+    assert len(inside) > 30 and sum(inside) > 0.88 * len(inside), "of 95% intervals"
 
 
 @pytest.mark.parametrize(("kind", "sweeps", "seen", "of_gpu", "at_any_clock"), [

@@ -5,7 +5,7 @@ hundreds of thousands of drawn samples; the same against closed forms is in `tes
 Every number is from gates that look after 4, 6, 8 and 12 pairs and end when the outcome is known. Bounds are exact
 binomial ones: `most(n, p)` is what a true rate of p exceeds in one of a thousand such tests, `fewest(n, p)` what it
 falls short of as rarely. "Shown" is a rate whose count is below `fewest`: a true rate of p would have been noticed.
-"Allowed" is one whose count is not above `most`: of 10,000 gates and p = 1 % that is 132, and a true rate of 1.7 %
+"Allowed" is one whose count is not above `most`: of 10,000 gates and p = 1% that is 132, and a true rate of 1.7%
 would be noticed in 99 of 100 such tests."""
 
 import math
@@ -168,8 +168,8 @@ def of_launches(chance, launches):
     *((partial(in_turn, loads=loads, count=count, host=host), 6, 1000, (0, 1), 0.925, 0.975)
       for loads in (2, 3) for count in (2, 3) for host in (0.0, 0.05)),
     *((partial(of_launches, launches=launches), 7, 1000, 2, 0.92, 0.98) for launches in (1, 3)),
-    # Two rounds of nine loads leave six degrees of freedom, where the scatter of nine samples has nine: of 0.4 % at
-    # each end 0.8 % are missed as planned, and 1.2 % with eight degrees.
+    # Two rounds of nine loads leave six degrees of freedom, where the scatter of nine samples has nine: of 0.4% at
+    # each end 0.8% are missed as planned, and 1.2% with eight degrees.
     (partial(in_turn, loads=9, count=2, sd=0.02), 6, 4000, (7, 8, 0.004), 0.989, 0.995),
 ])  # fmt: skip
 def test_intervals_cover_what_they_say(draw, seed, runs, asked, least, most):

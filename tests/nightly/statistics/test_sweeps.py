@@ -46,8 +46,8 @@ def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(no
 
 @pytest.mark.parametrize("repeats", [2, 3])
 def test_at_the_bound_a_wrong_word_is_rare(repeats):
-    """With a true gain at the bound, each of both sides may be said in 2.5 % of the cases; moderated variances of five
-    loads make it up to 4 %."""
+    """With a true gain at the bound, each of both sides may be said in 2.5% of the cases; moderated variances of five
+    loads make it up to 4%."""
     rates = {1: 100.0, 2: 190.0, 4: 330.0, 8: 500.0, 16: 550.0}
     curves = (noisy_curve(rates, seed=seed, repeats=repeats, noise=0.01) for seed in range(4000))
     seen = Counter(curve.pareto_plateau().state for curve in curves)
@@ -71,7 +71,7 @@ def gains_of_hosts():
 
 
 def test_two_hosts_agree_on_a_doubling_within_their_intervals():
-    """In 95 % of the cases, as the wide intervals say, or nearly: docs/results.md has the count and the width."""
+    """In 95% of the cases, as the wide intervals say, or nearly: docs/results.md has the count and the width."""
     alike = grouped(gains_of_hosts(), lambda found: found[0]).values()
     pairs = [pair for same in alike for pair in combinations(same, 2)]
     agreed = sum(abs(one - other) <= math.hypot(reach, far) for (_, one, reach), (_, other, far) in pairs)
@@ -81,7 +81,7 @@ def test_two_hosts_agree_on_a_doubling_within_their_intervals():
 
 
 with loaded(checkout_script("studies/side_by_side_study.py")) as study:
-    GATES, BUSY, SEEN = 1000, "busy second, 2.2 %", "seen, 3 %"
+    GATES, BUSY, SEEN = 1000, "busy second, 2.2%", "seen, 3%"
 
 
 def at_least(found, share):
@@ -105,7 +105,7 @@ def test_what_is_unchanged_passes_and_what_is_worse_is_found_in_the_promised_min
 
 
 def test_where_the_host_decides_throughput_as_seen_is_refused_after_one_launch():
-    for found in ended("seen, the host decides, 15 %", 0.005):
+    for found in ended("seen, the host decides, 15%", 0.005):
         assert at_least((each.state is None for each in found), 0.98) and fmean(each.minutes for each in found) < 3
 
 

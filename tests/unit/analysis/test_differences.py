@@ -192,7 +192,7 @@ def test_pairs_of_repeats_or_launches_do_not_pay_for_the_course_of_the_host_and_
     assert not contrast(first, second).in_turn, "two windows of one launch follow each other"
     found = contrast(first[::2], second[::2])
     assert found.in_turn and found.df == 2 and found.ratio * found.scale == pytest.approx(0, abs=1e-12)
-    # Two launches 10 % apart, windows of each alike: four windows are two repeats.
+    # Two launches 10% apart, windows of each alike: four windows are two repeats.
     logs = [0.0, 0.001, 0.1, 0.101]
     sample = tuple(Repeat(math.exp(log), launch="ab"[i // 2]) for i, log in enumerate(logs))
     found = contrast(sample, sample)

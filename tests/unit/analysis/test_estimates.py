@@ -49,10 +49,10 @@ def test_students_t_growth_and_factors_at_the_ends_of_the_line_where_no_number_i
     assert estimates.ends(Interval(1.0, None, 2.0)) == (-math.inf, 2)
     rates = [estimates.per_second(6, window_s) for window_s in ((1.0, 4.0), (4.0, 4.0), (4.0, 1.0))]
     assert rates == [2, 0, 0], "a rate needs a window"
-    for share, text in ((0.0789, "7.9 %"), (0.1, "10 %"), (-0.00001, "0 %"), (-0.14, "-14 %")):
+    for share, text in ((0.0789, "7.9%"), (0.1, "10%"), (-0.00001, "0%"), (-0.14, "-14%")):
         assert estimates.percent(share) == text == estimates.percent_interval(Interval(share, 0.1))
-        assert estimates.percent_interval(Interval(share, 0.1, 0.2)) == f"{text} (95 %: 10 % to 20 %)"
-        assert estimates.times(Interval(1.2345, 1.2, 1.26)) == "1.23 times (95 %: 1.2 to 1.26)"
+        assert estimates.percent_interval(Interval(share, 0.1, 0.2)) == f"{text} (95%: 10% to 20%)"
+        assert estimates.times(Interval(1.2345, 1.2, 1.26)) == "1.23 times (95%: 1.2 to 1.26)"
         assert estimates.times(Interval(1.2345)) == estimates.times(Interval(1.2345, 1.2)) == "1.23 times"
 
 

@@ -43,12 +43,12 @@ def test_windows_that_differ_widen_it_and_a_curve_tells_up_to_which_load_a_possi
     assert (alike.state, differ.state, alike.n) == (PASSES, INCONCLUSIVE, 200)
     failed = point(16, 0, failures=50).meets("ttft:200ms")
     assert (failed.state, failed.n) == (FAILS, 150) and failed.value == pytest.approx(2 / 3)
-    assert tells(failed.why, "fewer than 95 %"), "a failed request has no first token at all"
+    assert tells(failed.why, "fewer than 95%"), "a failed request has no first token at all"
     broken = point(16, 30).meets("e2e:2s,ttft:200ms,tpot:300ms", share=0.8)
-    assert broken.state is FAILS and tells(broken.why, "TTFT", "900 ms", "350 % above", "80 %", "of 100 requests")
-    assert tells(point(16, 3).meets("ttft:200ms").why, "50 % below", "too few"), "noise leaves it open"
+    assert broken.state is FAILS and tells(broken.why, "TTFT", "900 ms", "350% above", "80%", "of 100 requests")
+    assert tells(point(16, 3).meets("ttft:200ms").why, "50% below", "too few"), "noise leaves it open"
     assert "limit" not in point(16, 0).meets("ttft:200ms").why
-    for share in (0, 1, 1.5, -0.1, True, "95 %", None):
+    for share in (0, 1, 1.5, -0.1, True, "95%", None):
         with refused(repr(share), hint="share=0.99"):
             point(16, 0).meets("ttft:200ms", share=share)
         with refused("soon"):

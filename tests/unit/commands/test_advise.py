@@ -26,7 +26,7 @@ advised = partial(told_in_json, "advise", status=0)
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """Concurrencies 1 to 256, with repeats of 0.1 % noise."""
+    """Concurrencies 1 to 256, with repeats of 0.1% noise."""
     return archive(tmp_path_factory.mktemp("swept") / "a.jsonl", SWEEP((1, 16, 32, 64, 128, 256)))
 
 
@@ -163,7 +163,7 @@ def test_a_quick_advice_starts_one_engine_of_the_model_for_a_minute_and_tells_th
     words = ["--slm-models=opt-1.3b", "--slm-sweep=adaptive", "--slm-budget=60", "--slm-cpu", "--slm-window=1"]
     assert [word for word in commands[0] if word.startswith("--slm-") and "records" not in word] == words
     assert commands[0][-3] == "--pyargs" and all("test_pareto_plateau::" in word for word in commands[0][-2:])
-    assert seen.status == 0 and seen.words.startswith("opt-1.3b: max_num_seqs 64 (95 %: 64 to below 128), memory share")
+    assert seen.status == 0 and seen.words.startswith("opt-1.3b: max_num_seqs 64 (95%: 64 to below 128), memory share")
     assert "vllm serve facebook/opt-1.3b" in seen.out and "measured: no" in seen.words and "started" not in seen.words
     assert all(
         fact in seen.words for fact in ("one launch on one host", "of at most 60", "2 at 64", "test_replication_gain")

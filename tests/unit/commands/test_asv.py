@@ -53,7 +53,7 @@ def place_of(m: Measurement) -> BenchmarkHost:
 
 
 def test_planted_costs_come_out_and_samples_are_launches_whose_statistics_are_those_of_asv():
-    """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W; 95 % busy."""
+    """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W; 95% busy."""
     (sensed,) = watched([measurement(8, 1000.0, resolved=READY)])
     planted = {name: (cost,) for name, cost in zip((*COSTS, "seconds_to_start"), (32, 8, 0.95, 400, 40))}
     assert costs(sensed) == {name: pytest.approx(cost, rel=1e-3) for name, cost in planted.items()}

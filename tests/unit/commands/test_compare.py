@@ -70,7 +70,7 @@ def test_what_is_worse_has_its_ratio_its_verdict_and_status_1_in_each_format(bef
     assert (rows[0]["baseline_run"], rows[0]["candidate_run"], rows[3]["ratio.low"]) == (str(before), str(after), "")
     lines = said(capsys, "compare", before, after).out.splitlines()
     assert lines[0] == f"{after} against {before}: {lines[-1]}"
-    assert lines[-1] == "of 10 metrics: 0 better, 5 worse, 5 inconclusive; tolerance 3 %"
+    assert lines[-1] == "of 10 metrics: 0 better, 5 worse, 5 inconclusive; tolerance 3%"
 
 
 @pytest.mark.parametrize(("factor", "words", "status"), [

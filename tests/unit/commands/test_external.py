@@ -76,14 +76,14 @@ ABOVE = [planted(b, batch=float(b), little=0.2 if b > 8 else 0.1) for b in GRID]
 UNKNOWN = [replace(point, batch=None, little=None) for point in SOUND]
 SLOW = [replace(point, batch=100.0 * point.concurrency) for point in SOUND]
 FALLING = [served(b, [rate], [b / rate]) for b, rate in ((1, 10_400.0), (16, 10_300.0), (256, 10_000.0))]
-LITTLE = "{:.1f} to {:.1f} %".format(*(100 * end(p.little for p in PUBLISHED) for end in (min, max)))
+LITTLE = "{:.1f} to {:.1f}%".format(*(100 * end(p.little for p in PUBLISHED) for end in (min, max)))
 
 
 @pytest.mark.parametrize(("points", "how", "facts", "absent"), [
     (PUBLISHED, {"columns": COLUMNS}, ["running", LITTLE, "max_num_seqs 768", "459", "584"], "agrees"),
-    (PUBLISHED, {"columns": COLUMNS}, ["max_num_seqs 768", "584", f"{100 * 584.3 / 768:.1f} %"], "agrees"),
-    (SOUND, {"columns": COLUMNS}, ["running", "out x itl_ms", "1 %"], "biased"),
-    (ABOVE, {"columns": COLUMNS}, ["running", "+10.0 to +20.0 %", "max_num_seqs 16"], "agrees"),
+    (PUBLISHED, {"columns": COLUMNS}, ["max_num_seqs 768", "584", f"{100 * 584.3 / 768:.1f}%"], "agrees"),
+    (SOUND, {"columns": COLUMNS}, ["running", "out x itl_ms", "1%"], "biased"),
+    (ABOVE, {"columns": COLUMNS}, ["running", "+10.0 to +20.0%", "max_num_seqs 16"], "agrees"),
     (UNKNOWN, {"columns": replace(COLUMNS, output_throughput=None)}, ["running", "--output-throughput"], "out x itl"),
     (SLOW, {"columns": COLUMNS}, ["out x itl_ms", "max_num_seqs at 1, 2, 4"], "running"),
     (WHOLE, {}, ["--slo-itl"], "T(1)"),

@@ -114,7 +114,7 @@ def test_a_trace_has_its_own_times_and_lengths_and_prompts_that_begin_alike_wher
     first, second, third, again = (request.prompt for request in workload.requests)
     assert first == again and first[:512] == second[:512] and first[512] != second[512]
     assert third[0] != first[0] and third[512:] == first[512:] and len(third) == 600
-    assert f"{(512 + 600) / 2400:.1%}".replace("%", " %") in workload.source
+    assert f"{(512 + 600) / 2400:.1%}" in workload.source
     path.write_text(json.dumps(rows[0] | {"hash_ids": [0]}), "utf-8")
     with pytest.raises(BadDataset, match="512"):
         asked(given_by(words))

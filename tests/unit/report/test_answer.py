@@ -22,7 +22,7 @@ def judged(state: State, row: ClaimRow | None = None):
 
 
 @pytest.mark.parametrize(("found", "answer", "do_this"), [
-    (SWEPT, "MEASURED: opt-1.3b reaches 9,201 tokens/s (95 %: ", "slmserve compare a.jsonl --save"),
+    (SWEPT, "MEASURED: opt-1.3b reaches 9,201 tokens/s (95%: ", "slmserve compare a.jsonl --save"),
     ({"jobs": [job_point()]}, "MEASURED: opt-6.7b reaches", "rerun with -v"),
     ({**SWEPT, "command": "pytest --slm-simulate"}, "MEASURED", "pytest --slm-gpu"),
     ({"judged": [judged(PASSES), judged(FAILS, TO_FAIL)]}, "PASSES: all is as expected", "rerun with -v"),

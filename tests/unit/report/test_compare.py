@@ -30,7 +30,7 @@ def test_facts_of_measurements_are_named_once_and_a_change_is_the_one_that_was_p
     sides = compared(BASELINE, candidate(1.1))
     section, facts = report.comparison_section(*sides), report.change_facts(*sides)
     rows = {row["metric"]: row for row in rows_of(tables_of(section)[1])}
-    low, high = (float(end) for end in rows["tokens/s"]["95 %"].split(" to "))
+    low, high = (float(end) for end in rows["tokens/s"]["95%"].split(" to "))
     assert low < 1 / 1.1 < high < 1 and rows["tokens/s"]["ratio"] == f"{1 / 1.1:.4f}"
     assert float(rows[METRICS["tpot_s"].heading]["ratio"]) == pytest.approx(1.1, rel=1e-3)
     assert sum(facts["counts"].values()) == len(sides[2].changes) == len(rows) and facts["counts"]["worse"] > 0

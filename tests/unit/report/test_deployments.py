@@ -101,7 +101,7 @@ def test_planted_replicas_and_memory_have_the_sections_that_are_kept_and_gains_o
     assert sections() == []
     shared, alone = (set_of(2, (1150.0, 1170.0)), set_of(3, (900.0, 905.0))), point(96, [990.0, 1010.0])
     section, _ = sections(curve(*shared, points=[alone]))
-    seen = [(row["gain %"], row["95 %"]) for row in rows_of(tables_of(section)[0])]
+    seen = [(row["gain %"], row["95%"]) for row in rows_of(tables_of(section)[0])]
     assert seen[:2] == [("-", "-"), ("+16.0", text_table.changed(ratio(shared[0], alone))[1])]
     gain, _ = section.charts()
     drawn = {row["subject"]: (row["state"], row["bound"], row["x"]) for row in values_of(gain.spec)}

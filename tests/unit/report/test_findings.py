@@ -18,7 +18,7 @@ MARKS = (
     {"degraded": ("hot",), "repeats": ()},
 )  # fmt: skip
 WORST = {"left_out": 1, "problems": ("a", "b"), "degraded": ("hot",), "noise": ("x: 1", "x: 2", "y")}
-KINDS = ("a: 1", "took 3.5 % of it", "took -4 % of it", "it is b-2 c")
+KINDS = ("a: 1", "took 3.5% of it", "took -4% of it", "it is b-2 c")
 
 
 def test_places_marks_reasons_tolerances_and_outcomes_are_as_they_are_kept_and_judged():

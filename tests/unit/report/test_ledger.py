@@ -33,7 +33,7 @@ def test_each_two_releases_have_their_verdicts_in_order():
     new = between("0.24.0", "0.25.1", pairs(4, speed=0.99))
     first, second = ledger_sections([new, old])
     assert (first.title, first.look) == ("vLLM 0.9.2 -> 0.10.0: fail", "bad")
-    assert second.title == "vLLM 0.24.0 -> 0.25.1: pass, at most 1 % worse in all that is judged"
+    assert second.title == "vLLM 0.24.0 -> 0.25.1: pass, at most 1% worse in all that is judged"
     assert second.look == "good" and first.parts[-1] == "what else differs: nothing"
     assert rows(first)["output tokens/s at 64"] == ("opt-1.3b", "0.9000", "fail")
     assert rows(first)["mean E2E at 8"] == ("", "1.1111", "fail")

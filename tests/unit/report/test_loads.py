@@ -130,7 +130,7 @@ def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own_and_a_load_says_w
     cached = replace(m.run, samples=replace(m.run.samples, cached_tokens=(32,) * len(m.run.samples)))
     half = replace(m.workload, spec=replace(m.workload.spec, prefix_share=0.5))
     [told] = loads.facts_of_load(replace(m, workload=half, run=cached), CRITERIA)["notes"]
-    assert "50.0 % in common" in told and "hit rate 50.0 %" in told
+    assert "50.0% in common" in told and "hit rate 50.0%" in told
 
 
 def test_quantiles_rise_with_their_share_a_limit_is_a_line_and_a_result_has_one_latency():

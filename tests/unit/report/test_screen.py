@@ -51,7 +51,7 @@ BESIDE = Curve(subject="opt-1.3b", points=(ALONE,), shared=tuple(SHARED), measur
 
 def disturbed() -> Findings:
     curve = noisy_curve({1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0, 16: 16.0})
-    cold, busy = (replace(p, degraded=(f"another process took {p.concurrency} % of it",)) for p in curve.points[:2])
+    cold, busy = (replace(p, degraded=(f"another process took {p.concurrency}% of it",)) for p in curve.points[:2])
     slow = replace(curve.points[3], noise=("not steady: 1 apart", "not steady: 2 apart"))
     partly = replace(slow, concurrency=16, left_out=1, problems=("1 requests failed",))
     points = (cold, busy, point(4, ()), slow, partly)

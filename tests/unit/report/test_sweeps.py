@@ -60,7 +60,7 @@ def seen(concurrency=8, **figures):
 LAWFUL = adaptive({load: law(load) for load in (1, 128, 256, 1024)})
 DENTED = adaptive({1: 665.0, 512: 42274.0, 1024: 53466.0})  # OPT-125M on an H200
 EARLY = adaptive({1: law(1), 1024: law(1024)})
-BENT = {64: 22.7, 128: 32.7, 256: 34.6, 512: 53.1}  # OPT-125M on an H200: it gains 6 % to 256, and then 53 %
+BENT = {64: 22.7, 128: 32.7, 256: 34.6, 512: 53.1}  # OPT-125M on an H200: it gains 6% to 256, and then 53%
 YOUNG = replace(seen(8), requests_per_s=2.0, e2e_s=3.0, batch=8.0)  # looked back upon, a rising load was a smaller one
 FED, STARVED = (replace(seen(c), batch=b, kv_usage=0.3) for c, b in ((128, 120.0), (512, 240.0)))
 SERVER = replace(at(), spec=replace(at().spec, interface="server"))
@@ -292,7 +292,7 @@ def test_what_speculation_gains_at_a_load_stands_beside_what_is_accepted():
         ("2.50", "-25.0"),
         ("2.50", "-"),
     ]
-    assert all(" to " in row["95 %"] for row in rows[:2])
+    assert all(" to " in row["95%"] for row in rows[:2])
     assert not {"acceptance", "speedup %"} & {column.name for column in sweeps.point_columns(plain)}
 
 

@@ -100,7 +100,7 @@ GIVEN = [
 
 @pytest.mark.parametrize(("given", "baseline", "candidate"), [
     ({}, {}, {}),
-    ({"simulate_slowdown": "10 %"}, {}, {"extra": (*COMMON.extra, ("slowdown", 0.1))}),
+    ({"simulate_slowdown": "10%"}, {}, {"extra": (*COMMON.extra, ("slowdown", 0.1))}),
     ({"side": GIVEN}, {"python": "old", "extra": (("block_size", 32),)},
      {"env": (("A", "2"), ("PYTHONPATH", "/checkout")),
       "max_num_seqs": 64, "max_num_batched_tokens": 2048, "enforce_eager": True}),  # in place of those of both

@@ -25,7 +25,7 @@ from pytest_slmserve.schema.errors import EngineFailed
 
 STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]
 LEAST = THROWN_AWAY + FIRST_PAIRS
-UNCLEAR = {"simulate_slowdown": "1.9 %"}  # of a margin of 3 %: too much for a pass, and two launches are too few
+UNCLEAR = {"simulate_slowdown": "1.9%"}  # of a margin of 3%: too much for a pass, and two launches are too few
 
 
 class Device:
@@ -105,7 +105,7 @@ def test_both_sides_live_at_once_in_turn_and_no_third_one(opened):
 
 
 @pytest.mark.parametrize(("given", "launches", "outcome"), [
-    ({}, 2, State.PASSES), ({"simulate_slowdown": "8 %"}, 2, State.FAILS), (UNCLEAR, 4, State.FAILS),
+    ({}, 2, State.PASSES), ({"simulate_slowdown": "8%"}, 2, State.FAILS), (UNCLEAR, 4, State.FAILS),
 ])  # fmt: skip
 def test_it_ends_after_two_launches_if_it_is_clear_or_all_refused_and_after_four(opened, given, launches, outcome):
     session = opened(**given)

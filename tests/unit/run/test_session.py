@@ -297,7 +297,7 @@ def test_rounds_are_as_many_as_the_options_name_or_two_if_nothing_decides(opened
 
 
 @pytest.mark.parametrize(("law", "budget", "beyond"), [
-    (["t_inf=90000", "b_half=400"], "9000", 2),  # a doubling still gains over 20 %
+    (["t_inf=90000", "b_half=400"], "9000", 2),  # a doubling still gains over 20%
     (["t_inf=90000", "b_half=400"], "4", 0),
     (["t_inf=90000", "b_half=400"], "0", 0),
     (["t_inf=90000", "b_half=16"], "9000", 0),

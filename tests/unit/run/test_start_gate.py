@@ -24,7 +24,7 @@ from pytest_slmserve.schema.specs import GIB, EngineSpec
 
 STEADY = [*FEW_STEPS["engine_arg"], "scatter=0.001"]
 SLEEPS = [*STEADY, "enable_sleep_mode=true"]
-SLOWER = {"simulate_slowdown": "40 %"}
+SLOWER = {"simulate_slowdown": "40%"}
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
     (["DEV_BOARD_POWER_WATTS 431.2", "PROF_SM_UTIL_RATIO 0.5"], {of.POWER: 431.2, of.SM_ACTIVE: 0.5}),
     (["DEV_GPU_UTIL_RATIO 0.97"], {of.GPU_UTIL: 0.97}),  # 4.7: field 1613
     (["DEV_GPU_UTIL_RATIO 0"], {of.GPU_UTIL: 0.0}),
-    (["DEV_GPU_UTIL_RATIO 1"], {}),  # 1 % by the one, and all of the time by the other
+    (["DEV_GPU_UTIL_RATIO 1"], {}),  # 1% by the one, and all of the time by the other
     (["DEV_GPU_UTIL_RATIO 1", "DEV_FB_USED_BYTES 4096"], {of.GPU_UTIL: 1.0, of.MEMORY_USED: 4096}),
     (["DEV_GPU_UTIL 97", "DEV_GPU_UTIL_RATIO 0.971"], {of.GPU_UTIL: 0.97}),
     (["DEV_GPU_ENERGY_JOULES_TOTAL 5000"], {of.ENERGY: 5000}),

@@ -64,7 +64,7 @@ def advice(points: list[Point], wish: Objectives, **facts: object) -> advisor.Ad
 
 
 def test_two_loads_predict_the_larger_ones_which_have_the_figures_of_the_laws():
-    """From 1 and 32 alone: every larger load is told 8 to 13 % too slow. A prediction is marked and careful."""
+    """From 1 and 32 alone: every larger load is told 8 to 13% too slow. A prediction is marked and careful."""
     seen = advice(published(1, 32), Objectives(slo=FOUR_TIMES, gpu_bytes=GPU))
     errors = [seen.decision.wait.seconds(p.batch_repeats[0]) / p.e2e_repeats[0] - 1 for p in published()[-6:]]
     assert min(errors) > 0.075 and max(errors) < 0.135
@@ -133,10 +133,10 @@ def test_degraded_and_invalid_points_are_never_chosen_and_a_law_that_is_off_is_t
     assert found == [128, 32], "alone 64 and 128 would be allowed by efficiency, 256 is not"
     for batches in (GRID, (1, 8)):
         seen = decided(planted(batches), slo=AbsoluteSlo(1e-6))
-        assert (seen.batch, seen.predicted) == (None, False) and tells(seen.reason, "10 %", "0.001 ms")
+        assert (seen.batch, seen.predicted) == (None, False) and tells(seen.reason, "10%", "0.001 ms")
     notes = decided([*planted(GRID[:-1]), point(512, [law(64)], [0.1])], threshold=0.001).notes
     largest, more, off = notes
-    assert tells(largest, 512) and tells(more, 256, "44.9 %") and tells(off, "law")
+    assert tells(largest, 512) and tells(more, 256, "44.9%") and tells(off, "law")
     assert not any("law" in note for note in decided(planted()).notes)
 
 
@@ -286,7 +286,7 @@ def test_without_sensors_the_roofline_bounds_both_and_every_bound_is_at_least_on
 @pytest.mark.parametrize(("figures", "gib", "gain", "advised", "facts"), [
     ({}, 140, None, 2, ()),
     ({"dram_active": 0.85}, 140, None, 1, (1.05,)),
-    ({"engine_active": 0.95}, 140, None, 1, ("95 %",)),
+    ({"engine_active": 0.95}, 140, None, 1, ("95%",)),
     ({"power_w": 665.0}, 140, None, 1, ()), ({"power_w": 664.0}, 140, None, 2, ()),
     ({"engine_active": None, "dram_active": None, "tensor_active": None}, 140, None, 1, ()),
     ({}, 8, None, 1, ()),

@@ -201,7 +201,7 @@ def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():
     assert verdict.low < by_itself.low < by_itself.high < verdict.high
     verdict = judge(claim, of_rates({1: 100.0, 32: 2400.0, 128: 2000.0}))
     assert verdict.state is PASSES and verdict.value == pytest.approx(1.2, rel=0.01), "itself the most: the next"
-    assert tells(verdict.why, 32, 128, "120 %")
+    assert tells(verdict.why, 32, 128, "120%")
     # It is judged of sweeps on one GPU that tell efficiency and objective.
     whole, *others = (of_rates(dict.fromkeys(n, 100.0)) for n in ((1, 32, 128), (2, 32, 128), (1, 64, 128), (1, 32)))
     found = [whole, *others, changed(whole, tensor_parallel_size=2), replace(whole, beside=True)]
@@ -292,7 +292,7 @@ def together(share: float, **facts: object):
 
 
 @pytest.mark.parametrize(("gains", "single", "shared", "wanted", "value"), [
-    # 15 % above the bound are allowed.
+    # 15% above the bound are allowed.
     *((GAINS, again(), together(share), state, 2 * share)
       for share, state in ((0.8, PASSES), (1.14, PASSES), (1.16, FAILS), (1.3, FAILS))),
     (None, again(), together(0.8), INCONCLUSIVE, None),  # nothing bounds it

@@ -34,7 +34,7 @@ PAY, SOONER, TAIL = "replicas-pay-mps", "replicas-answer-sooner-mps", "replicas-
 LOW, FULL = [0.1, 0.1], [1.7, 1.7]
 OF_ONE_CURVE = (FEW_WARPS, SATURATES_FIRST, MEMORY_BOUND, CHEAPER)
 LONGEST = 2048  # positions of OPT
-T3, T3_OF_THREE = 3.182446, 4.856657  # Student's, with 3 degrees of freedom: 95 % of one, and of three together
+T3, T3_OF_THREE = 3.182446, 4.856657  # Student's, with 3 degrees of freedom: 95% of one, and of three together
 LOG2 = math.log(2)
 GROWS = (100.0, 300.0, 900.0)
 PROFILE = ("sm_active", "sm_occupancy", "dram_active", "tensor_active", "saturation_gap")
@@ -82,7 +82,7 @@ def drop(curve, names, at=None):
 
 
 @pytest.mark.parametrize(("claim", "figure", "values", "state", "value", "load", "n"), [
-    # A saturated kernel has 14.3 %; 0.05 points off the mean leave 0.092 either way.
+    # A saturated kernel has 14.3%; 0.05 points off the mean leave 0.092 either way.
     *((FEW_WARPS, "sm_occupancy", (0.9, 0.9, [mean - 0.0005, mean + 0.0005]), state, mean, 16, 2) for mean, state in (
         (0.1, PASSES), (0.142, PASSES), (0.1422, INCONCLUSIVE), (0.143, INCONCLUSIVE), (0.1438, INCONCLUSIVE),
         (0.144, FAILS), (0.6, FAILS))),
@@ -113,7 +113,7 @@ def test_the_load_with_the_most_or_the_largest_decides(claim, figure, values, st
     verdict = judge(claim, sweep(figure, *values))
     assert (verdict.state, verdict.value, verdict.n) == (state, pytest.approx(value), n) and tells(verdict.why, load)
     assert verdict.low < verdict.value < verdict.high and len(verdict.records) == n
-    assert claim != FEW_WARPS or (verdict.threshold, tells(verdict.why, "70 %", "14.3 %")) == (0.143, True)
+    assert claim != FEW_WARPS or (verdict.threshold, tells(verdict.why, "70%", "14.3%")) == (0.143, True)
     assert judge(claim, drop(sweep(figure, *values), [figure])).state is INCONCLUSIVE
 
 
@@ -170,14 +170,14 @@ def test_launches_that_measured_equally_often_are_repeated_and_obstacles_of_the_
 
 
 @pytest.mark.parametrize(("rates", "util", "state", "value", "facts"), [
-    (GROWS, (0.95, 1.0, 1.0), PASSES, 9.0, ("95 %", 1, 16)),
+    (GROWS, (0.95, 1.0, 1.0), PASSES, 9.0, ("95%", 1, 16)),
     ((100.0, 300.0, 330.0), (0.5, 0.92, 1.0), FAILS, 1.1, ()),
     ((100.0, 300.0, 450.0), (0.5, 0.92, 1.0), INCONCLUSIVE, 1.5, ()),
-    (GROWS, (0.5, 0.6, 0.7), FAILS, None, ("90 %", "70 %")),
+    (GROWS, (0.5, 0.6, 0.7), FAILS, None, ("90%", "70%")),
     ((100.0, 900.0, 300.0), (0.5, 0.6, 0.95), FAILS, 1.0, ()),  # over itself, without noise; the best load came before
     ((100.0, 400.0, 1600.0), (0.5, 0.6, [0.80, 0.99]), INCONCLUSIVE, None, ()),  # it may be full
     # From concurrency 1 throughput grows 9 times, from 4 on no more: who says "fails" has to know that it is not 1.
-    ((100.0, 900.0, 910.0), ([0.80, 0.99], 0.95, 1.0), INCONCLUSIVE, 910 / 900, ("90 %", 1)),
+    ((100.0, 900.0, 910.0), ([0.80, 0.99], 0.95, 1.0), INCONCLUSIVE, 910 / 900, ("90%", 1)),
     ((100.0, 900.0, 910.0), (0.80, 0.95, 1.0), FAILS, 910 / 900, ()),
 ])  # fmt: skip
 def test_throughput_after_utilisation_is_full(rates, util, state, value, facts):

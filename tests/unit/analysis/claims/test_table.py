@@ -244,7 +244,7 @@ def test_a_row_of_one_way_to_load_rules_its_curves_only_and_another_expectation_
 
 
 def test_the_terms_of_its_session_rule_and_without_any_the_defaults_which_are_told():
-    """5 % worse: within the wider margin, and not within the usual one."""
+    """5% worse: within the wider margin, and not within the usual one."""
     made = pairs(4, speed=1 / 1.05)
     [(usual, note)] = again(made, (EARLIER, {"gate": TERMS}), (LATER, {"gate": {**TERMS, "margin": 0.5}}))
     [(wide, _)] = again(made, (EARLIER, {"gate": {**TERMS, "margin": 0.2}}))
@@ -253,5 +253,5 @@ def test_the_terms_of_its_session_rule_and_without_any_the_defaults_which_are_to
     for plans in ((), ((EARLIER, {}),), ((EARLIER, {"sweeps": {}}),), ((LATER, {"gate": TERMS}),)):  # no terms
         other = having(pairs(4, speed=0.9), paired={"gate": "other"})
         (gated, note), (failed, _) = again([*pairs(4), *other, *having(pairs(1), paired=None)], *plans)
-        assert gated.terms.margin == 0.03 and gated.outcome is PASSES and tells(note, "opt-1.3b", "3 %", 12)
+        assert gated.terms.margin == 0.03 and gated.outcome is PASSES and tells(note, "opt-1.3b", "3%", 12)
         assert failed.outcome is FAILS and again(having(pairs(1), paired=None)) == []

@@ -54,7 +54,7 @@ UNSTAMPED = [replace(m, run=replace(m.run, samples=each)) for m, each in zip(FAS
 
 
 def launched(rate: float, side: str, launches: int = LAUNCHES, **facts: object) -> list[Measurement]:
-    """One repeat of each launch, 0.1 % apart."""
+    """One repeat of each launch, 0.1% apart."""
     return [engine_alone(rate * (1 + 0.001 * n), launch=f"{side}-{n}", repeat=n, **facts) for n in range(launches)]
 
 
@@ -112,8 +112,8 @@ def test_where_a_sensor_bounds_how_launches_differ_repeats_decide_also_against_a
         assert (stored.value, stored.low, stored.high) == astuple(one.ratio)
         assert stored.threshold == pytest.approx(1 / 1.03 if name == RATE else 1.03)
         assert stored.n == len(stored.records) == 6
-        assert tells(stored.why, "3 %", f"{stored.value:.4g} times", f"{stored.low:.4g} to {stored.high:.4g}")
-        assert factor != 1.1 or tells(stored.why, *(("9.1 %", "lower") if name == RATE else ("10 %", "higher")))
+        assert tells(stored.why, "3%", f"{stored.value:.4g} times", f"{stored.low:.4g} to {stored.high:.4g}")
+        assert factor != 1.1 or tells(stored.why, *(("9.1%", "lower") if name == RATE else ("10%", "higher")))
 
 
 @pytest.mark.parametrize("facts", [{}, CPU])
@@ -333,10 +333,10 @@ def test_another_host_system_or_day_is_a_warning(there, here, facts):
         *((factor, "inconclusive") for factor in (0.995, 1.0, 1.04, 1.06)), (1.1, "fails"), (0.96, "passes"))),
     ({}, "two", 1.0, 0.10, "passes", (1.05,)),
     # and by more where the GPU waits for its host; utilisation tells of it where there are no profiling counters.
-    (WAITS, "two", 1.0, 0.10, "inconclusive", ("36 %",)),
-    (WAITS, "one", 1.1, 0.03, "inconclusive", ("36 %", 1.25)),
-    (WAITS, "one", 1.3, 0.03, "fails", ("36 %", 1.25)),
-    ({"columns": HALF_USED}, "one", 1.1, 0.03, "inconclusive", ("50 %", 1.414)),
+    (WAITS, "two", 1.0, 0.10, "inconclusive", ("36%",)),
+    (WAITS, "one", 1.1, 0.03, "inconclusive", ("36%", 1.25)),
+    (WAITS, "one", 1.3, 0.03, "fails", ("36%", 1.25)),
+    ({"columns": HALF_USED}, "one", 1.1, 0.03, "inconclusive", ("50%", 1.414)),
     # Without a sensor of waiting it is not comparable.
     (CPU, "one", 1.1, 0.03, "fails", ()), (CPU, "one", 1.0, 0.03, "inconclusive", ()),
     (CPU, "two", 2.0, 0.03, "inconclusive", ("sensor",)),
@@ -382,7 +382,7 @@ def test_noise_is_of_one_load_on_both_sides_and_what_one_side_alone_has_is_told(
     ways = PART, replace(PART, thread_percentage=50, pinned=True)
     found = compare(*([replace(ONE, replica=replace(way, index=i)) for i in range(2)] for way in ways))
     assert found.pairs == () and tells(found.baseline_only[0], "2 x opt-1.3b by mps")
-    assert tells(found.candidate_only[0], "2 x opt-1.3b by mps", "50 %", "pinned")
+    assert tells(found.candidate_only[0], "2 x opt-1.3b by mps", "50%", "pinned")
 
 
 @pytest.mark.parametrize(("there", "here", "facts"), [
@@ -520,7 +520,7 @@ def test_what_became_of_a_metric_in_a_word(releases, words):
     (0.0, 0.0, 0.03), (0.0, 0.02, 0.03), (0.2, 0.0, 0.1), (0.6, 0.02, 0.1),
 ])  # fmt: skip
 def test_so_many_launches_as_a_history_names_show_that_change_and_fewer_do_not(waits, noise, shows):
-    """The 95 % interval of launches that scatter as the rules say, by the median of 400 histories."""
+    """The 95% interval of launches that scatter as the rules say, by the median of 400 histories."""
     point = replace(point_of([(each,) for each in FIRST]), engine_active=1 - waits)
     pair = ComparedPair(None, "", point, point, "", same_boot=True)  # type: ignore[arg-type]
     step = MetricChange("", "", RATE, 1.0, 1.0, Interval(1.0), Judgement.INCONCLUSIVE, changes.NOISE, (1, 1))
@@ -556,7 +556,7 @@ def test_launches_and_repeats_of_one_host_are_no_regression_and_a_history_says_w
     launches = grouped(archive("h200-vllm-0.26.0-staggered"), lambda m: m.launch).values()
     found = [each for pair in permutations(launches, 2) for each in compare(*pair).changes]
     assert len(found) > 100 and not [each for each in found if each.verdict in (BETTER, WORSE)]
-    # Every other repeat against the rest; some of them are of two launches, 14 % apart.
+    # Every other repeat against the rest; some of them are of two launches, 14% apart.
     measured = archive("h200-vllm-0.26.0-sensors")
     for first in (0, 1):
         verdicts, _ = changes.against_stored(measured[first::2], measured[1 - first :: 2], TOLERANCE)

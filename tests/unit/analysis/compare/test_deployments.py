@@ -142,7 +142,7 @@ def test_what_neighbours_slow_or_hasten_fails_with_the_number_and_without_both_t
     for curve, state, value in (*by, (one_slower(), FAILS, 0.1)):
         verdict = judge(ways.CLAIM, curve, margin=0.03)
         assert verdict.state is state and verdict.n == 6 and verdict.value == pytest.approx(value, abs=0.01)
-        assert tells(verdict.why, 4, 16, "3 %")
+        assert tells(verdict.why, 4, 16, "3%")
     assert judge(ways.CLAIM, neighbours(again=()), margin=0.03).state is INCONCLUSIVE
     verdict = judge(ways.CLAIM, neighbours(again=(16,)), margin=0.03)
     assert verdict.state is PASSES and tells(verdict.why, 16) and not tells(verdict.why, 4)

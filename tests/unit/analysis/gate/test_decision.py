@@ -144,12 +144,12 @@ def test_before_and_between_looks_without_any_value_or_too_noisy_nothing_is_deci
     for pairs in (((TINY, HUGE), (HUGE, TINY)) * 2, costly(*[0.5, -0.5] * 6).pairs):
         found = one(PairSeries("latency", "lower", pairs))
         assert (found.outcome, found.decided_at) == (INCONCLUSIVE, None)
-        assert tells(found.why, "3 %", f"{100 * found.detectable:.4g} %")
+        assert tells(found.why, "3%", f"{100 * found.detectable:.4g}%")
 
 
 @pytest.mark.parametrize(("better", "cost", "facts"), [
-    ("lower", 0.02, ("2 %", "higher", "1.02", 4, "half", "3 %")), ("lower", 0.3, ("35 %", "higher", "1.35", 4)),
-    ("higher", 0.3, ("25.9 %", "lower", "0.741", 4)), ("higher", 0.0302, ("3 %", "lower", "0.97", 4)),
+    ("lower", 0.02, ("2%", "higher", "1.02", 4, "half", "3%")), ("lower", 0.3, ("35%", "higher", "1.35", 4)),
+    ("higher", 0.3, ("25.9%", "lower", "0.741", 4)), ("higher", 0.0302, ("3%", "lower", "0.97", 4)),
 ])  # fmt: skip
 def test_a_failure_tells_how_far_the_candidate_is_and_by_which_rule_it_fails(better, cost, facts):
     why = one(PairSeries("any", better, costly(*[cost if better == "lower" else -cost] * 12).pairs)).why
@@ -178,7 +178,7 @@ def test_which_value_is_missing_is_told_and_a_failure_before_it_stays(at, side):
     found = one(PairSeries("x", "lower", tuple(pairs)))
     assert (found.outcome, found.n) == (INCONCLUSIVE, 3) and tells(found.why, at + 1, side)
     found = one(PairSeries("latency", "lower", (*costly(*[0.2] * 6).pairs, *pairs)))
-    assert (found.outcome, found.decided_at) == (FAIL, 4) and tells(found.why, "22.1 %")
+    assert (found.outcome, found.decided_at) == (FAIL, 4) and tells(found.why, "22.1%")
 
 
 @pytest.mark.parametrize(("facts", "call"), [
@@ -329,7 +329,7 @@ def test_only_a_pass_that_says_nothing_is_weakened(outcome, power, weak):
     assert same == unknown and found.decided_at == 4
     if weak and outcome is PASS:
         assert [step.outcome for step in found.interim] == [INCONCLUSIVE] == [found.outcome]
-        assert tells(found.why, "3 %", f"{100 * power:.0f} %")
+        assert tells(found.why, "3%", f"{100 * power:.0f}%")
     else:
         assert found == shown
 
@@ -342,7 +342,7 @@ def test_only_a_pass_that_says_nothing_is_weakened(outcome, power, weak):
     *(({"worse": worse}, (GATES // 2, GATES), (0, BETA)) for worse in ((0.03,), (0.03, 0.0, 0.0, 0.0))),
 ])  # fmt: skip
 def test_of_300_gates_so_many_fail_and_pass(planted, fails, passes):
-    """Unchanged, one seldom fails and mostly passes; 5 % are found; at the margin no more than beta pass."""
+    """Unchanged, one seldom fails and mostly passes; 5% are found; at the margin no more than beta pass."""
     seen = made.many(made.Planted(sd=0.02, **planted), GATES)
     assert fails[0] <= seen.outcomes[FAIL] <= fails[1] and passes[0] <= seen.outcomes[PASS] <= passes[1]
     assert seen.fails.total() - seen.fails["endpoint 0"] <= ALARMS, "of the others none is worse"

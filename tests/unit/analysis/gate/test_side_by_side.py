@@ -139,7 +139,7 @@ def committed():
 
 @pytest.mark.parametrize(("name", "outcome"), [("first-host", PASS), ("next-host", PASS), ("a-layer-more", FAIL)])
 def test_on_an_h100_two_equal_engines_pass_and_a_layer_more_fails(committed, name, outcome):
-    """OPT-1.3B; the candidate's 25 layers take 4.2 % longer than 24."""
+    """OPT-1.3B; the candidate's 25 layers take 4.2% longer than 24."""
     each = series(committed(name))
     (found,) = gate([each], TERMS)
     assert (found.outcome, found.decided_at, each.strange) == (outcome, 2, "")

@@ -60,7 +60,7 @@ def test_both_states_of_the_caches_are_judged_after_three_pairs_and_what_is_slow
     slower = judge_starts(starts(5, compile=8.0), TERMS)
     assert [each.outcome for each in slower.gated] == [State.FAILS, State.FAILS]
     [told] = gate.told_of(slower)
-    assert told.startswith("slower in: start (s to start, warm caches 40 % higher: compile +8.0 s), start (")
+    assert told.startswith("slower in: start (s to start, warm caches 40% higher: compile +8.0 s), start (")
     [warm, *_] = [t for t in tables_of(gate.stage_parts(slower)) if "warm" in t.caption]
     rows = {name: texts for name, *texts in warm.cells.rows}
     assert rows["compile"] == ["4.00", "12.00", "+8.00", "+40.0"]
@@ -96,7 +96,7 @@ def test_waking_is_judged_by_the_median_of_a_launch_and_sleep_and_the_first_toke
             for m in starts(naps=(0.4, 0.4, 4.0))]  # fmt: skip
     found = judge_starts(slow, TERMS)
     assert found.verdict("wake").value == pytest.approx(1.5) and found.verdict("wake").state is State.FAILS
-    assert "slower in: wake (s to wake 50 % higher)" in gate.told_of(found)
+    assert "slower in: wake (s to wake 50% higher)" in gate.told_of(found)
     shown = {each.name: each.ratio.value for each in found.shown}
     assert shown["s to sleep"] == pytest.approx(1) and len([name for name in shown if "first token" in name]) == 2
     assert judge_starts(starts(3, ["warm"]), TERMS).shown[0].name == "s to the first token, warm caches"

@@ -61,7 +61,7 @@ def test_of_four_loads_three_are_needed_and_those_are_more_than_a_third():
 
 
 def test_a_dent_does_not_end_a_sweep():
-    """OPT-125M gains 8.7 % from concurrency 128 to 256 in its steady windows, less than a tenth; then it doubles."""
+    """OPT-125M gains 8.7% from concurrency 128 to 256 in its steady windows, less than a tenth; then it doubles."""
     sweep = Measured.of(group_of(SPREAD, "opt-125m", lambda m: not check(m).noise))
     (dent,) = [gain for gain in gains(sweep.points) if gain.start == 128]
     rates = {p.concurrency: fmean(p.repeats) for p in sweep.points}

@@ -134,12 +134,12 @@ def test_nothing_measured_is_higher_than_the_peak_of_which_there_is_none_where_n
 
 @pytest.mark.parametrize("unit", [RATE, CONCURRENCY])
 @pytest.mark.parametrize(("points", "goal", "invalid", "found", "facts"), [
-    (ATTAINED, 0.9, [], (4, 0.91, (8, 0.6), ()), ("90 %", "91 %", "60 %", 8)),  # what 16 attains is luck
-    (ATTAINED, 0.97, [], (2, 0.97, (4, 0.91), ()), ("97 %", "91 %")),
-    (ATTAINED, 0.5, [], (16, 0.95, None, ()), ("50 %", "95 %")),
+    (ATTAINED, 0.9, [], (4, 0.91, (8, 0.6), ()), ("90%", "91%", "60%", 8)),  # what 16 attains is luck
+    (ATTAINED, 0.97, [], (2, 0.97, (4, 0.91), ()), ("97%", "91%")),
+    (ATTAINED, 0.5, [], (16, 0.95, None, ()), ("50%", "95%")),
     ([(1, 1.0), (4, 0.91), (8, 0.6)], 0.9, [2, 4, 16], (4, 0.91, (8, 0.6), (2,)), (2,)),
-    ([(1, 1.0), (1, 0.7)], 0.9, [], (None, None, (1, 0.85), ()), ("90 %", "85 %", 1)),
-    ([(1, 0.2), (2, 0.1)], 0.9, [], (None, None, (1, 0.2), ()), ("90 %", "20 %", 1)),
+    ([(1, 1.0), (1, 0.7)], 0.9, [], (None, None, (1, 0.85), ()), ("90%", "85%", 1)),
+    ([(1, 0.2), (2, 0.1)], 0.9, [], (None, None, (1, 0.2), ()), ("90%", "20%", 1)),
 ])  # fmt: skip
 def test_distserves_goodput_is_the_highest_load_up_to_which_enough_is_good(points, goal, invalid, found, facts, unit):
     seen = highest_load(points, goal, invalid, unit)

@@ -20,8 +20,8 @@ from pytest_slmserve.analysis.sweep.curve import GPU_PLATEAU, LATENCY, PARETO, P
 from pytest_slmserve.schema.specs import Adapters, ClosedLoop, EngineSpec, OpenLoop
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1 %
-STEEP = {b: law(b) for b in BATCHES[:7]}  # the last doubling gains 41 %
+FLAT = {b: law(b) for b in BATCHES}  # the last doubling gains 8.1%
+STEEP = {b: law(b) for b in BATCHES[:7]}  # the last doubling gains 41%
 GPU, WAITS = {32: 10_000.0, 64: 15_000.0, 128: 15_300.0}, {32: 0.3, 64: 0.4, 128: 0.6}
 gain_after_128 = partial(strategies.judge, "marginal-after-128")
 REPEATED = ("repeats", "e2e_repeats", "each")
@@ -44,7 +44,7 @@ def with_last_gain(gain):
 def test_a_planted_plateau_is_found_or_what_the_last_doubling_gains(rates, state, value, facts):
     verdict = noisy_curve(rates, noise=0.002).pareto_plateau()
     assert (verdict.state, verdict.claim, verdict.subject) == (state, "throughput-plateau", "opt-1.3b")
-    assert verdict.value == pytest.approx(value, abs=0.01) and tells(verdict.why, *facts, "10 %")
+    assert verdict.value == pytest.approx(value, abs=0.01) and tells(verdict.why, *facts, "10%")
     assert verdict.low < verdict.value < verdict.high and verdict.threshold == 0.10
     assert verdict.n == len(verdict.records) == 3 * len(rates)
 
@@ -109,7 +109,7 @@ def test_a_gain_is_told_as_its_two_factors_and_that_of_the_gpu_allows_for_its_cl
     seen, of_gpu = curve.pareto_plateau(), curve.pareto_plateau(figure=busy_rate)
     assert (seen.state, of_gpu.state) == (FAILS, PASSES) and (seen.claim, of_gpu.claim) == (PLATEAU, GPU_PLATEAU)
     assert of_gpu.value == pytest.approx(0.02, abs=2e-3) and tells(of_gpu.why, 64, "kernel")
-    assert "+2 % GPU, +50 % host" in seen.why and "GPU," not in of_gpu.why
+    assert "+2% GPU, +50% host" in seen.why and "GPU," not in of_gpu.why
     # Rounds on a host whose speed changes: what is seen is too noisy to tell, what the GPU does is not.
     curve = on_a_host(GPU, WAITS, noise=0.01)
     noisy = replace(curve, points=tuple(replace(p, repeats=(0.7 * p.repeats[0], *p.repeats[1:])) for p in curve.points))
@@ -287,7 +287,7 @@ def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, ga
     points = (point(64, (300.0, 301.0)), point(128, (400.0, 401.0)), point(256, at_256))
     verdict = gain_after_128(Curve(subject="opt-1.3b", points=points))
     assert (verdict.state, verdict.value) == (state, pytest.approx(gain, abs=0.001))
-    assert (verdict.again, bool(verdict.remedy)) == (again, bool(again)) and tells(verdict.why, "128 to 256", "10 %")
+    assert (verdict.again, bool(verdict.remedy)) == (again, bool(again)) and tells(verdict.why, "128 to 256", "10%")
     between = gain_after_128(noisy_curve({64: 1.0, 256: 2.0}))
     assert between.state is INCONCLUSIVE and tells(between.why, 128)
 

@@ -96,7 +96,7 @@ def test_the_order_of_points_does_not_matter_and_the_pareto_front_is_what_nothin
 
 
 def test_intervals_hold_at_all_looks_together_and_the_last_has_what_the_earlier_ones_left():
-    """With one look each tail is 2.5 %; with several each is less, together as much as one."""
+    """With one look each tail is 2.5%; with several each is less, together as much as one."""
     for looks, repeats in (((), 3), ((4,), 4), ((2, 4), 1), ((2, 4), 4)):
         own, first, second, third, last, later = (plateau.tail_at(n, looks) for n in (repeats, 1, 2, 3, 4, 9))
         assert first == second == third and last == later and own in (first, last)
@@ -151,7 +151,7 @@ def test_fit_of_noiseless_points_of_launches_and_of_repeats_whose_interval_cover
     assert (once.t_inf.value, once.b_half.value, once.fixed_s.value) == pytest.approx((10_000, 45, 0.0045))
     assert (once.n, once.b_half.low) == (1, None) and once.error_max < 1e-9, "one repeat has no interval"
     assert once.tokens_per_s(45) == pytest.approx(5000)
-    # Two launches of which the second is 4 % faster: their own repeats say nothing of a third.
+    # Two launches of which the second is 4% faster: their own repeats say nothing of a third.
     rates = [(launch, i, 1 + 0.04 * launch + 0.001 * i) for launch in range(2) for i in range(3)]
     points = [
         point_of([(measurement(b, law(b) * by, repeat=3 * on + i, launch=f"launch-{on}"),) for on, i, by in rates])
@@ -205,7 +205,7 @@ def full_plateau(curve, tolerance=0.10):
 
 @pytest.mark.parametrize(("grid", "rate", "loads", "begins"), [
     (GRID[:10], law_of_20, [1, 512, 128, 64], 128),  # the ends, where it begins, before
-    (GRID, DENTED.__getitem__, [1, 1024, 512], None),  # 9 % from 128 to 256: half of the throughput is beyond it
+    (GRID, DENTED.__getitem__, [1, 1024, 512], None),  # 9% from 128 to 256: half of the throughput is beyond it
     (GRID, lambda load: 100.0 * load**0.8, [1, 1024, 512], None),  # the last doubling
     (GRID, lambda load: 1000.0, [1, 1024, 32], 1),  # two loads cannot tell whether the law holds
     (GRID, partial(law, b_half=7.0), [1, 1024, 32, 16, 64, 256], 32),  # perhaps in one doubling
