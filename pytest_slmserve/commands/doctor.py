@@ -434,7 +434,7 @@ def tell_host_cost(python: str, path: Path) -> int:
     version = ".".join((host.interpreter(python, {})["python"] or "").split(".")[:2])
     if version != PYTHON:
         hint = f"slmserve doctor --host-cost --python python{PYTHON}"
-        raise BadUsage(f"{python} is Python {version}, and the law of the host knows the speed of {PYTHON}", hint)
+        raise BadUsage(f"{python} is Python {version}, and the model of the host knows the speed of {PYTHON}", hint)
     try:
         cost = host_cost(pieces := host.probe_pieces(python, HOST_COST_S))
     except OSError as error:

@@ -121,7 +121,7 @@ def cost_in(path: Path) -> HostCost:
     told = read_json(path, hint)
     try:
         if (python := str(told["python"])) != two_laws.PYTHON:
-            raise BadUsage(f"{path} was made by Python {python}, and the law knows that of {two_laws.PYTHON}", hint)
+            raise BadUsage(f"{path} was made by Python {python}, and the model knows that of {two_laws.PYTHON}", hint)
         cost = HostCost(float(told["fast_s"]), float(told["middle_s"]))
     except UNUSABLE:
         cost = HostCost(0.0, 0.0)

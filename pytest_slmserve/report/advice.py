@@ -259,7 +259,7 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
     """Yield pairs of subject and sentence that explain a recommendation."""
     yield "batch", batch_text(advice, plan)
     if allowed := caps_text(advice.decision):
-        yield "law", allowed
+        yield "model", allowed
     if advice.batch is not None:
         yield "memory", _memory(advice)
         if (gains := advice.gains) and (gains.time_slicing or advice.replicas):
@@ -484,7 +484,7 @@ def prediction_report(
         for one in loads
     ]
     at = min(loads, key=lambda one: abs(one.setting.load - batch.value))
-    range_of = "" if batch.low == batch.high else f" ({batch.low:g} to {batch.high:g}, if a law is off)"
+    range_of = "" if batch.low == batch.high else f" ({batch.low:g} to {batch.high:g}, if a model is off)"
     why = "the largest here" if at is loads[-1] else "the next doubling gains less than 10%"
     said = [f"batch: {batch.value:g}{range_of}: {why}"]
     lets = "this host lets the card serve" if at.limit == "host" else "with this host the card serves"

@@ -353,14 +353,14 @@ def decide(subject: ModelSweep, wish: Objectives) -> Decision:
     try:
         if len(loads) == 2 and (step is None or wait is None):
             both = f"concurrency {loads[0].concurrency} and {loads[-1].concurrency}"
-            raise TooFewPoints(f"{both} give no law: a step has to take longer at the larger load")
+            raise TooFewPoints(f"{both} give no model: a step has to take longer at the larger load")
         if base is None and step is not None and len(loads) == 2:
-            base = Base(1 / step.seconds(1), f"{alone} law as well")
+            base = Base(1 / step.seconds(1), f"{alone} model as well")
         elif base is None and law is not None and law.identified:
             trust = f"which is off by up to {percent(law.error_max)} elsewhere"
             base = Base(law.tokens_per_s(1), f"{alone} saturation model, {trust}")
         elif base is None:
-            raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no law to tell it")
+            raise TooFewPoints("batching efficiency needs T(1): no valid point at 1, and no model to predict it")
         limit = None if wish.slo is None else batching.limit_of(wish.slo, loads, wait)
     except TooFewPoints as error:
         return Decision(reason=error.problem)
@@ -408,11 +408,11 @@ def _predicted(subject: ModelSweep, known: Decision, wish: Objectives) -> Decisi
     if known.batch is not None and known.batch >= batch:
         return known
     if batch < 1:
-        reason = f"by the law through {both}, no batch has {conditions(wish, limit)}"
+        reason = f"by the model through {both}, no batch has {conditions(wish, limit)}"
         return replace(known, choice=ChosenLoad(), reason=reason)
     notes = [f"predicted by the saturation model through {both}, and not measured: measure there before use"]
     if batch == reach:
-        notes.append(f"the law allows more, but no prediction goes beyond {REACH} times the largest load measured")
+        notes.append(f"the model allows more, but no prediction goes beyond {REACH} times the largest load measured")
     elif batch == tokens:
         notes.append(f"a step takes no more: max_num_batched_tokens is {tokens}, and vLLM starts with no larger batch")
     if subject.footprint is None or wish.budget_bytes is None:

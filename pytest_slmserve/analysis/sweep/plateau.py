@@ -429,7 +429,7 @@ def next_load(grid: Sequence[int], points: Iterable[Point], tolerance: float) ->
                     deciding.append((where, why))
         if len(rates) < min(FEWEST_BATCHES, len(loads)):
             unknown = [load for load in loads if load not in rates]
-            deciding.append((unknown[len(unknown) // 2], "two loads cannot tell whether the law holds"))
+            deciding.append((unknown[len(unknown) // 2], "two loads cannot tell whether the model holds"))
     return next((Wanted(load, 1, why) for load, why in deciding if load not in rates), None)
 
 

@@ -51,7 +51,7 @@ def test_layers_and_what_the_host_decides_stand_in_the_verdict():
     assert rows(first)["tokens per busy second at 64"][1:] == ("0.9091", "fail, slower in: kernels")
     assert rows(second)["output tokens/s at 64"][2] == "not judged: the host decides"
     assert rows(second)["tokens per busy second at 8"][2] == "pass"
-    assert re.fullmatch(r"inconclusive, \d+(\.\d)? % worse would have been found", rows(third)["mean E2E at 8"][2])
+    assert re.fullmatch(r"inconclusive, \d+(\.\d)?% worse would have been found", rows(third)["mean E2E at 8"][2])
 
 
 def test_settings_that_differ_beside_the_release_are_named():

@@ -63,7 +63,7 @@ def test_numbers_have_significant_digits_and_the_units_of_a_report(shown, values
 def test_planted_tables_lines_and_intervals_are_as_they_are_kept_where_noise_is_known():
     seen, unknown, half = Interval(2.0, 1.5, 2.5), Interval(2.0), Interval(2.0, 1.0, None)
     assert text_table.between(seen, 1e3) == " (95%: 1,500 to 2,500)" and text_table.between(unknown) == ""
-    assert text_table.between(seen, 100, " %") == " (95%: 150 to 250%)"
+    assert text_table.between(seen, 100, "%") == " (95%: 150 to 250%)"
     assert text_table.interval_text(seen, "{:.2f}".format) == "1.50 to 2.50"
     assert [text_table.interval_text(each, str) for each in (None, unknown, half)] == ["-"] * 3
     assert text_table.changed(Interval(1.023, 1.012, 0.95)) == ("+2.3", "+1.2 to -5.0")

@@ -136,7 +136,7 @@ def test_degraded_and_invalid_points_are_never_chosen_and_a_law_that_is_off_is_t
         assert (seen.batch, seen.predicted) == (None, False) and tells(seen.reason, "10%", "0.001 ms")
     notes = decided([*planted(GRID[:-1]), point(512, [law(64)], [0.1])], threshold=0.001).notes
     largest, more, off = notes
-    assert tells(largest, 512) and tells(more, 256, "44.9%") and tells(off, "law")
+    assert tells(largest, 512) and tells(more, 256, "44.9%") and tells(off, "model")
     assert not any("law" in note for note in decided(planted()).notes)
 
 

@@ -96,7 +96,7 @@ def test_what_is_not_known_is_no_chart_series_are_told_apart_and_rows_have_the_i
         assert (row["low"], row["high"]) == pytest.approx((2 * one.low, 2 * one.high)) and row["shown"].endswith(" u")
     some = [replace(point(1, [9.0]), sm_active=0.5), point(2, [9.0]), replace(point(4, [9.0]), sm_active=math.inf)]
     (row,) = charts.point_rows(some, "sm_active", "a", 100.0, "%")
-    assert (row["x"], row["y"], row["low"], row["shown"]) == (1, 50.0, None, "50.00%")
+    assert (row["x"], row["y"], row["low"], row["shown"]) == (1, 50.0, None, "50.00 %")
     (hollow,) = charts.point_rows([replace(point(1, [9.0, 9.1]), degraded=("hot",))], "e2e_s", "a", noise=False)
     assert (hollow["hollow"], hollow["low"]) == (True, None)
     unknown = charts.intervals([point(1, [0.0, 1.0], [1.0, 1.0]), point(2, [2.0, 2.1])])  # over nothing
