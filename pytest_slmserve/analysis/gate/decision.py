@@ -421,7 +421,7 @@ def calibrate(
     """Return the rates of simulated gates with this noise.
 
     Args:
-        series: its directions and margins are used, and the windows of a first launch, but not its pairs.
+        series: its directions and margins are used, and the windows of a complete launch, but not its pairs.
     """
     drawn, rates = random.Random(SEED), dict[str | None, Rates]()
     for name in (*(each.name for each in series), None):  # None: the candidate is unchanged
