@@ -231,7 +231,7 @@ class Needs:
 
     Attributes:
         freed_bytes: of its measured KV cache; negative if it needs more.
-        freed_share: of the GPU's memory (arXiv:2503.08311).
+        freed_share: of the GPU's memory (arXiv:2503.08311); None if the measured KV cache is larger.
     """
 
     kv_blocks: int
@@ -490,7 +490,7 @@ def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | N
         total_bytes=total,
         utilization=None if gpu is None else utilization(total, gpu),
         freed_bytes=None if had is None else had - kv,
-        freed_share=None if had is None or of is None else (had - kv) / of,
+        freed_share=None if had is None or of is None or had > of else (had - kv) / of,
     )
 
 
