@@ -44,7 +44,7 @@ def add_compare(commands: cli.Commands) -> None:
     run = "a run of one results file, as `slmserve report --list` names it: first the baseline, then each candidate"
     command.add_argument("--run", metavar="ID", action="append", default=[], help=run)
     cli.add_since(command)
-    tolerance = f"smallest change that matters (default: {TOLERANCE:g}, which is {100 * TOLERANCE:g} %%)"
+    tolerance = f"smallest change that matters (default: {TOLERANCE:g}, which is {100 * TOLERANCE:g}%%)"
     command.add_argument("--tolerance", metavar="SHARE", type=cli.typed(percentage), default=TOLERANCE, help=tolerance)
     metric = "compare only this metric, by its JSON name, for example output_tokens_per_s; can be given several times"
     command.add_argument("--metric", metavar="NAME", action="append", default=[], help=metric)

@@ -163,18 +163,23 @@ class QuickRun:
     trial: str
 
 
+def may_pay(advice: Advice) -> bool:
+    """Return whether a second engine may pay, also if no sensor tells."""
+    gain, fit = second_engine(advice.gains), advice.replicas
+    return gain is None or (gain.value > 1 and (fit is None or fit.advised > 1))
+
+
 def quick_answer(advice: Advice) -> str:
     """Return batch, memory share, and whether a second engine pays, in one sentence."""
     if advice.batch is None:
         return f"{advice.subject.name}: no batch can be advised: {advice.decision.reason or 'the memory holds none'}"
-    (least, above), choice, fit = batch_ends(advice), advice.decision.choice, advice.replicas
+    (least, above), choice = batch_ends(advice), advice.decision.choice
     sure = f"{'95%: ' if choice.known else ''}{least or 1} {f'to below {above}' if above else 'or more'}"
     share = advice.needs and advice.needs.utilization
     memory = "unknown" if share is None else f"{share:.3f}"
     pays = "cannot be told to pay: no sensor says what one leaves"
     if gain := second_engine(advice.gains):
-        may = gain.value > 1 and (fit is None or fit.advised > 1)
-        worth = ("pays" if (gain.low or 0) > 1 else "may pay") if may else "is not worth it"
+        worth = ("pays" if (gain.low or 0) > 1 else "may pay") if may_pay(advice) else "is not worth it"
         pays = f"{worth}, {figure(gain.value)} times ({figure(gain.low)} to {figure(gain.high)}) predicted"
     said = f"max_num_seqs {advice.batch} ({'predicted' if advice.decision.predicted else sure}), memory share {memory}"
     return f"{advice.subject.name}: {said}; a second engine {pays}"
@@ -194,11 +199,12 @@ def quick_reasons(advice: Advice, run: QuickRun) -> Iterator[tuple[str, str]]:
         yield "second", f"{figure(gain.value)} times is predicted; measured: no, for that takes two engines: {known}"
     windows = ", ".join(f"{len(p.repeats)} at {p.concurrency}" for p in loads)
     yield "trust", f"one launch on one host: what differs between them is in no interval; windows: {windows}"
-    start = "" if run.start_s is None else f"the engine started in {run.start_s:.0f} s, "
-    took = f"measuring took {run.measured_s:.0f} s of at most {run.budget_s:.0f}"
-    yield "time", f"{start}{took}; the command took {run.all_s:.0f} s"
+    start = "" if run.start_s is None else f"started in {run.start_s:.0f} s and "
+    took = f"{start}measured for {run.measured_s:.0f} s of at most {run.budget_s:.0f}"
+    yield "time", f"the command took {run.all_s:.0f} s; by its own clock, the engine {took}"
     yield "records", f"{run.records}, for slmserve report and advise"
-    yield "next", f"measure two engines: {run.trial}"
+    if may_pay(advice):
+        yield "next", f"measure two engines: {run.trial}"
 
 
 def advice_section(

@@ -331,7 +331,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
     reasons = [*(f"{each.name}: {each.why}" for each in compared), *(f"{name}: {why}" for name, why in exact.items())]
     answer, why = f"{gated.model} is not judged", next(iter(reasons), "no endpoint could be judged")
-    if not gated.pairs:
+    if not gated.pairs and outcome is State.INCONCLUSIVE:
         why = nothing_counts(gated.dropped, gated.lost)
     elif has_few_pairs(gated):
         answer, why = f"the speed of {gated.model} is not judged yet", compared[0].why if compared else why
@@ -374,7 +374,7 @@ def command_after(gated: Gated, found: Findings) -> str:
         return f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"
     if gated.outcome is State.INCONCLUSIVE and not options:
         return "slmserve doctor"
-    first = gated.pairs[0].baseline.at_each_load
+    first = [m for pair in gated.pairs[:1] for m in pair.baseline.at_each_load]
     if gated.outcome is State.FAILS and final:
         same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
         same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
@@ -383,7 +383,7 @@ def command_after(gated: Gated, found: Findings) -> str:
         words = ["slmserve", "bisect", "--good", releases[0], "--bad", releases[1], "--", *(typed or same)]
         return shlex.join(words)
     speed = any(each.outcome is State.FAILS for each in gated.gated)
-    traced = "slm_profile=" in found.command or first[0].spec.interface == "server"
+    traced = "slm_profile=" in found.command or any(m.spec.interface == "server" for m in first)
     if gated.outcome is State.FAILS and (not speed or traced):
         return found.shown_again or "compare what differs between the sides, which the tables have"
     options = options or "-o slm_profile=traces"

@@ -188,8 +188,9 @@ def _gate_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPart]
 
 
 def _judged_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPart]:
+    told = five is not None and five.answer.startswith("INCONCLUSIVE: ") and not found.gates  # of the first
     own = [[Words(f"inconclusive: {text}", "yellow", VERDICT)] for text in found.inconclusive]
-    yield ScreenPart(own, "inconclusive test", weight=3)
+    yield ScreenPart(own[told:], "inconclusive test", weight=3)
     if found.judged:
         kinds = by_outcome(found.outcomes)
         wrong = [[Words(f"  {text}", "red", VERDICT)] for text in unexpected(kinds)]
@@ -198,9 +199,7 @@ def _judged_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPar
         head = [] if five and counts in five.why else [Words(counts, colour, VERDICT)]  # already in the lines above
         yield ScreenPart(wrong[not head :], "claim", head, weight=4)
         open_ones = [[Words(f"  {text}", "yellow", VERDICT)] for text in inconclusive(kinds, found.curves)]
-        told = five is not None and five.answer.startswith("INCONCLUSIVE: ") and not found.inconclusive
-        open_ones = open_ones[told and not found.gates :]
-        yield ScreenPart(open_ones, "reason", weight=2)
+        yield ScreenPart(open_ones[told and not found.inconclusive :], "reason", weight=2)
     counts, sentences = disturbances(found)
     if sentences:
         yield ScreenPart(

@@ -34,7 +34,7 @@ WORTH = 1.1  # a smaller gain is not worth a second engine
 REPLICAS = 2  # they had at least 80% of the gain of four engines in the raw results of arXiv:2503.08311
 AT_LIMIT = 0.95  # share of the power limit
 # Gain of two engines on one GPU over one engine at the same concurrency, divided by its upper bound (at most 2): median
-# and middle 90% of 38 sets of nine models on H100s and H200s (results files with "replicas" and "today").
+# and middle 90% of 38 sets of ten models on H100s and H200s, by time slicing and under MPS.
 OF_BOUND = Interval(0.86, 0.71, 1.07)
 
 Unit = Literal["host", "dram", "tensor", "roofline"]
@@ -231,7 +231,7 @@ class Needs:
 
     Attributes:
         freed_bytes: of its measured KV cache; negative if it needs more.
-        freed_share: of the GPU's memory (arXiv:2503.08311).
+        freed_share: of the GPU's memory (arXiv:2503.08311); None if the measured KV cache is larger.
     """
 
     kv_blocks: int
@@ -490,7 +490,7 @@ def needs(subject: ModelSweep, batch: int | None, wish: Objectives) -> Needs | N
         total_bytes=total,
         utilization=None if gpu is None else utilization(total, gpu),
         freed_bytes=None if had is None else had - kv,
-        freed_share=None if had is None or of is None else (had - kv) / of,
+        freed_share=None if had is None or of is None or had > of else (had - kv) / of,
     )
 
 
@@ -628,8 +628,8 @@ def replicas(
     if footprint is None or budget is None or batch is None:
         return None
     at_batch, split = max(0, budget) // footprint.total_bytes(batch), replicas_that_split(footprint, batch, budget)
-    # Kernels overlap under MPS. But none of 34 sets on an H100 and an H200 gained over 7% more than engines that take
-    # turns could (docs/results.md).
+    # Kernels overlap under MPS. But none of 32 sets under MPS on H100s and H200s, of two to four engines each, gained
+    # over 7% more than engines that take turns could.
     bound, advised, measured = gains.time_slicing if gains else None, 1, subject.together
     times = f"{measured.value:.2f} times" if measured else ""
     seen = f"sets of engines were measured, and the best served {times} what one did"

@@ -559,11 +559,10 @@ def limits_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
     return most_varied(limit_groups(jobs), lambda p: p.spec.max_num_seqs)
 
 
-def ways_of(jobs: Sequence[JobPoint]) -> list[JobPoint]:
-    """Return the last job of each batching mode, for requests that were batched in several modes."""
+def ways_of(jobs: Sequence[JobPoint]) -> list[dict[str, JobPoint]]:
+    """Return the last job by batching mode, for each set of requests that were batched in several modes."""
     alike = grouped(jobs, lambda p: (*p.asked, p.model, p.environment.gpu_name)).values()
-    groups = [group for group in alike if len({p.batching for p in group}) > 1]
-    return [point for group in groups for point in {p.batching: p for p in group}.values()]
+    return [ways for group in alike if len(ways := {p.batching: p for p in group}) > 1]
 
 
 def _refuse_jobs(points: Sequence[JobPoint], least: int, why: str, there: bool = True) -> None:
@@ -676,19 +675,22 @@ def of_batching(claim: Claim, curve: Curve) -> Evidence:
     """
     ways = ways_of(curve.jobs)
     if claim.name == "dynamic-batching-answers-sooner":
-        at_rate = {p.batching: p for p in ways if not p.load.at_once}
-        used = [at_rate[name] for name in ("dynamic", "static") if name in at_rate]
+        pairs = [(way["dynamic"], way["static"]) for way in ways if {"dynamic", "static"} <= way.keys()]
+        pairs = [(p, q) for p, q in pairs if not p.load.at_once]
+        used = [*chain.from_iterable(pairs)]
         _refuse_jobs(used, 2, "jobs at a rate by dynamic and by static batching are needed", False)
-        return of_ratios(claim, [Compared(used[0], used[1])], used)
-    at_once = [p for p in ways if p.load.at_once]
-    mine, theirs = [p for p in at_once if p.batching == CONTINUOUS], [p for p in at_once if p.batching != CONTINUOUS]
-    _refuse_jobs(at_once if mine and theirs else [], 2, "two ways to batch the same requests are needed", False)
-    factors = {p.batching: ratio(mine[-1], p, at_once).value for p in theirs}
+        return of_ratios(claim, [Compared(p, q) for p, q in pairs], used, used)
+    bursts = [way for way in ways if CONTINUOUS in way and way[CONTINUOUS].load.at_once]
+    at_once = [p for way in bursts for p in way.values()]
+    _refuse_jobs(at_once, 2, "two ways to batch the same requests are needed", False)
     rows = []
-    for p in theirs:
-        wasted = "" if p.waste is None else f", {percent(p.waste)} of whose work is wasted"
-        rest = ", ".join(f"{way}: {value:.3g}" for way, value in factors.items() if way != p.batching)
-        rows.append(Compared(mine[-1], p, {"wasted": wasted, "rest": f" ({rest})" if rest else ""}))
+    for way in bursts:
+        mine = way.pop(CONTINUOUS)
+        factors = {batching: ratio(mine, p, at_once).value for batching, p in way.items()}
+        for batching, p in way.items():
+            wasted = "" if p.waste is None else f", {percent(p.waste)} of whose work is wasted"
+            rest = ", ".join(f"{other}: {value:.3g}" for other, value in factors.items() if other != batching)
+            rows.append(Compared(mine, p, {"wasted": wasted, "rest": f" ({rest})" if rest else ""}))
     return of_ratios(claim, rows, at_once, at_once)
 
 

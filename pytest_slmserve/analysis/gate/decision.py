@@ -421,7 +421,7 @@ def calibrate(
     """Return the rates of simulated gates with this noise.
 
     Args:
-        series: its directions and margins are used, and the windows of a first launch, but not its pairs.
+        series: its directions and margins are used, and the windows of a complete launch, but not its pairs.
     """
     drawn, rates = random.Random(SEED), dict[str | None, Rates]()
     for name in (*(each.name for each in series), None):  # None: the candidate is unchanged
@@ -430,8 +430,8 @@ def calibrate(
             # The sides of a pair may be exchanged, because they were equal.
             rows = [(drawn.choice((-1.0, 1.0)), row) for row in drawn.choices(noise.costs, k=criteria.pairs)]
             made = []
-            for i, each in enumerate(series):
-                worse = math.log1p(each.margin) if each.name == name else 0.0
+            for each in series:
+                worse, i = math.log1p(each.margin) if each.name == name else 0.0, noise.names.index(each.name)
                 made.append(each.with_costs([sign * row[i] + worse for sign, row in rows]))
             found = interim_analyses(made, criteria)
             for look, pairs in enumerate(criteria.looks(criteria.pairs)):

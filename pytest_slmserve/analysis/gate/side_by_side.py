@@ -114,8 +114,8 @@ class WindowSeries(PairSeries):
         return math.sqrt(fmean(sd**2 for sd in found)) if found else None
 
     def with_costs(self, costs: Sequence[float]) -> Self:
-        """Return this series with these mean costs, and with the variation of the first launch."""
-        there = self.whole(1)[0]
+        """Return this series with these mean costs, and with the variation of the first complete launch."""
+        there = self.whole()[0]
         around = [each - fmean(there) for each in there]
         windows = tuple(tuple(self.sign * cost + each for each in around) for cost in costs)
         return replace(self, pairs=tuple((1.0, math.exp(self.sign * cost)) for cost in costs), windows=windows)

@@ -97,7 +97,7 @@ def health(
         beside: whether another, idle engine of this run is on the GPU.
     """
     if gpus := gpu_figures.runs_of_each_gpu(run):
-        found = [health(one, environment, replica, even) for one in gpus]
+        found = [health(one, environment, replica, even, beside) for one in gpus]
         reasons = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.reasons)
         noise = tuple(f"GPU {i}: {text}" for i, one in enumerate(found) for text in one.noise)
         states, starved = {one.state for one in found}, any(one.starved for one in found)

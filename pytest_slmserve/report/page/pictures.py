@@ -455,7 +455,7 @@ def _jobs(valid: Sequence[JobPoint]) -> list[Picture]:
     tokens = {"output_tokens_per_s": TOKENS_PER_S, "e2e_s": "mean E2E latency, s"}
     served = {"requests_per_s": "requests/s", "e2e_s": "mean E2E latency, s"}
     held = {"output_tokens_per_s": TOKENS_PER_S, "batch": "requests in the engine", "preemptions": "preemptions"}
-    ways = by_model(evidence.ways_of, lambda p: p.batching)
+    ways = by_model(lambda of: [p for way in evidence.ways_of(of) for p in way.values()], lambda p: p.batching)
     jobs = [p for g in ways for p in sorted(g, key=lambda p: (-p.load.rate, BATCHINGS.index(p.batching)))]
     panels = []
     for field, heading in tokens.items() if jobs else ():

@@ -96,6 +96,14 @@ def test_planted_sweeps_have_the_advice_and_the_facts_that_are_kept():
         assert cap is None or math.isfinite(cap)
 
 
+def test_second_engine_only_if_worth():
+    run = advice.QuickRun(start_s=20.0, measured_s=59.6, budget_s=60, all_s=3.2, records="r.jsonl", trial="pytest two")
+    plans = (planned(subject(points=points(**SENSED | {"engine_active": share}))) for share in (0.64, 0.97))
+    worth, not_worth = (in_words([advice.advice_section(each, SOURCE, quick=run)]) for each in plans)
+    assert "measure two engines: pytest two" in worth and "next" not in not_worth
+    assert "the command took 3 s; by its own clock, the engine started in 20 s and measured for 60 s" in worth
+
+
 def test_engines_that_start_together_have_a_port_each_and_what_is_not_known_is_alone_or_left_to_vllm():
     single, double = advice.starts(planned())
     assert (len(single.commands), single.mps, len(double.commands), double.mps) == (1, False, 2, True)

@@ -11,7 +11,8 @@ from strategies import H200, RESOLVED, measurement
 from traces import traced
 
 from pytest_slmserve.analysis.gate.diagnosis import Difference
-from pytest_slmserve.analysis.gate.launch_pairs import Answers, Differs
+from pytest_slmserve.analysis.gate.launch_pairs import OUTPUTS, Answers, Differs
+from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import findings, gate
 from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
@@ -101,6 +102,12 @@ def test_five_lines_of_planted_gates_tell_the_worst_and_one_command_that_goes_on
     assert [*facts] == ["answer", "why", "do_this", "trust", "where"] and facts == lines["fails between releases"].named
     pages = [page_content(findings.Findings(gates=[all_of_them[n]]), 0, {})["answers"] for n in (5, 6, 7)]
     assert [five.look for (five,) in pages] == ["bad", "good", "open"]
+
+
+def test_outputs_fail_without_a_pair():
+    differs = Verdict(OUTPUTS, "opt-1.3b", State.FAILS, "it changes by 1.5 nats")
+    five = gate.five_lines([replace(gated(pairs(4, failures=1)), exact=(differs,))], findings.Findings())
+    assert five.answer.startswith("FAILS: opt-1.3b: outputs: it changes") and five.do_this.startswith("compare what")
 
 
 def test_planted_sides_have_the_diagnosis_that_is_kept_and_a_simulated_gate_says_so_everywhere():

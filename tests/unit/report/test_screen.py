@@ -113,6 +113,13 @@ def test_planted_findings_have_the_screen_that_is_kept():
     assert difference("screen", shown) == ""
 
 
+def test_inconclusive_tests_are_shown_once():
+    lines = "\n".join(lines_of(inconclusive=[f"test_a.py::test_{name}: {name} is open" for name in "bc"]))
+    assert [lines.count(f"{name} is open") for name in "bc"] == [1, 1]
+    lines = "\n".join(lines_of(inconclusive=["test_a.py::test_b: b is open"], failed=["test_a.py::test_c: a failure"]))
+    assert lines.count("b is open") == 1
+
+
 def test_the_parts_are_made_once_and_a_sentence_has_as_many_lines_as_its_kind_may_have(monkeypatch):
     made = []
     monkeypatch.setattr(screen.sweeps, "overview_tables", lambda found: made.append(found) or [])

@@ -170,6 +170,12 @@ def test_what_the_batch_needs_and_what_is_freed():
     assert advisor.needs(subject(planted()), None, Objectives()) is None
 
 
+def test_freed_share_of_another_gpu():
+    for gpu, known in ((140 * GIB, True), (80 * GIB, False)):
+        seen = advisor.needs(subject(planted(), engine=ENGINE), 64, Objectives(gpu_bytes=gpu))
+        assert (seen.freed_share is not None) is known and seen.freed_bytes > 0
+
+
 @pytest.mark.parametrize(("engine", "gpu"), [
     (None, None), (None, GPU), (replace(ENGINE, footprint=None, no_footprint="why"), GPU), (ENGINE, None),
 ])  # fmt: skip

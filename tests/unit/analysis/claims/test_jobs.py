@@ -94,6 +94,17 @@ def of_model(name, *served):
     return of_jobs(*jobs, subject=name)
 
 
+def test_batching_compares_the_same_requests():
+    long = way("static", RATE), way(None, SERVED)
+    short = way("static", (100.0, 101.0), output_tokens=32), way(None, (300.0, 303.0), output_tokens=32)
+    found = judge(CONTINUOUS_MOST, of_jobs(*long, *short))
+    assert (found.state, found.value) == (PASSES, pytest.approx(fmean(SERVED) / fmean(RATE)))
+    rates = ((2.0, (3.0, 3.01)), (8.0, (0.5, 0.51)))
+    found = judge(DYNAMIC_SOONER, of_jobs(*(way(name, RATE, rate, *e2e_s) for rate, x in rates
+                                            for name, *e2e_s in (("static",), ("dynamic", x)))))  # fmt: skip
+    assert (found.state, found.value) == (FAILS, pytest.approx(3.005 / 1.005))
+
+
 STATIC = way("static", (2.0, 2.01))
 HELD = [[of_cache((1.0, 1.0 + 0.1 * n), fit) for n, fit in enumerate(held)] for held in ((4, 5), (64, 65))]
 FEW, MANY = (of_jobs(*caches) for caches in HELD)

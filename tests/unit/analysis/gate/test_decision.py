@@ -286,6 +286,13 @@ def calibrated(*series: PairSeries) -> decision.Calibration:
     return decision.calibrate(decision.noise_of(series), series, TERMS, 200)
 
 
+def test_noise_is_matched_by_name():
+    series = noisy(0.05), noisy(0.003, "latency")
+    noise = decision.noise_of(series)
+    worse = decision.calibrate(noise, series[::-1], TERMS, 200).worse
+    assert worse["tokens/s"].fail < decision.MIN_POWER and worse["latency"].fail > 0.95
+
+
 def test_a_quiet_runner_finds_everything_and_noise_is_the_spread_of_its_pairs_and_what_was_planted():
     seen = calibrated(noisy(0.003), noisy(0.003, "latency"))
     assert len(seen.noise.costs) == 12 and seen.unchanged == Rates(0.0, 1.0, 4.0)

@@ -2,6 +2,7 @@
 launch needs, what is refused, what is missing, and the committed launches of two equal sides and of a layer more."""
 
 import math
+from dataclasses import replace
 from statistics import fmean, stdev, variance
 
 import pytest
@@ -44,6 +45,12 @@ def test_the_estimate_is_that_by_hand(launches, better, sd, df):
     assert (seen.mean, seen.error, seen.df) == (
         pytest.approx(fmean(means), abs=1e-12), pytest.approx(math.sqrt(v / k), rel=1e-6), df + k - 1
     )  # fmt: skip
+
+
+def test_costs_need_one_complete_launch():
+    each = series(windows(0.0, 0.02))
+    found = replace(each, windows=((), *each.windows[1:])).with_costs([0.01])
+    assert fmean(found.windows[0]) == pytest.approx(0.01) and found.spread == pytest.approx(each.spread)
 
 
 @pytest.mark.parametrize(("endpoints", "critical"), [(1, (3.20, 3.17)), (2, (3.64, 3.59)), (4, (4.10, 4.01))])

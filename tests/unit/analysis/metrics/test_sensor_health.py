@@ -154,11 +154,11 @@ def test_what_is_no_fault_and_what_is_one_by_the_window_the_host_and_the_other_e
     assert {*facts} <= {number for text in seen.reasons for number in numbers(text)}
 
 
-def gpus(*columns, host=(), replica=None, even=True, **planted):
+def gpus(*columns, host=(), replica=None, even=True, idle=False, **planted):
     """GPUs that are well but for these columns, beside the host."""
     beside = planted_telemetry({of.OWN_CORES: 2.0, of.HOST_CORES: 3.0, **dict(host)}, **planted)
     each = tuple(planted_telemetry({**ON_GPU, **one}).columns for one in columns)
-    return health(watched_run(replace(beside, gpus=each)), HOST, replica, even)
+    return health(watched_run(replace(beside, gpus=each)), HOST, replica, even, idle)
 
 
 @pytest.mark.parametrize(("columns", "how", "state", "told"), [
@@ -176,6 +176,11 @@ def test_health_of_several_gpus_is_that_of_the_worst_and_names_it(columns, how, 
     seen = gpus(*columns, **how)
     named = [text[:6] for text in (*seen.reasons, *seen.noise)]
     assert (seen.state, seen.starved, named) == (state, "host" in how, [f"GPU {i}:" for i in told])
+
+
+def test_idle_engines_on_several_gpus():
+    two = {**UNSAID, of.GPU_PROCESSES: 2.0}
+    assert [gpus(two, two, idle=idle).state for idle in (True, False)] == ["ok", "degraded"]
 
 
 @given(any_telemetry(), st.tuples(st.floats(0, 10), st.floats(0, 10)), st.none() | st.integers(0, 64))
