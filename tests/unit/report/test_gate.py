@@ -38,7 +38,7 @@ def eager_candidate():
     return [replace(m, spec=spec) for m, spec in specs]
 
 
-def test_planted_gates_have_the_sections_that_are_kept():
+def test_gate_sections_match_expected_file():
     """A pair takes a minute, one pair more is for launches that do not count, and a pause is no time of its pairs."""
     found = {
         "fails": pairs(4, speed=0.9),
@@ -69,7 +69,7 @@ def of_releases(measured, *releases):
     return [replace(m, environment=environment) for m, environment in found]
 
 
-def test_five_lines_of_planted_gates_tell_the_worst_and_one_command_that_goes_on():
+def test_five_lines_tell_worst_gate():
     command = "pytest -k 'a b' --slm-gpu --slm-gate --slm-gate-margin=0.02 '--slm-side=candidate:python=v b' -o a=b"
     ran = findings.Findings(command=command, archives=["r.jsonl"], page="gate.html")
     slower = pairs(4, speed=0.95)
@@ -103,7 +103,7 @@ def test_five_lines_of_planted_gates_tell_the_worst_and_one_command_that_goes_on
     assert [five.look for (five,) in pages] == ["bad", "good", "open"]
 
 
-def test_planted_sides_have_the_diagnosis_that_is_kept_and_a_simulated_gate_says_so_everywhere():
+def test_gate_diagnosis_matches_expected_file():
     for platform in ("simulated", "cuda"):
         measured = [replace(m, environment=replace(m.environment, platform=platform)) for m in pairs(4)]
         found = gated(measured)
