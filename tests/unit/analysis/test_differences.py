@@ -36,7 +36,7 @@ def of_scipy(test):
 
 
 @given(LOGS, LOGS)
-def test_one_sample_and_two_have_the_interval_of_students_test(first, second):
+def test_intervals_match_student_t_test(first, second):
     both = of_logs(first, second)
     seen, back, wide, one = both.between(0, 1), both.between(1, 0), both.between(0, 1, TAIL / 4), of_logs(first).mean(0)
     means = [math.log(fmean(map(math.exp, logs))) for logs in (first, second)]
@@ -48,7 +48,7 @@ def test_one_sample_and_two_have_the_interval_of_students_test(first, second):
 
 
 @given(LOGS, st.data())
-def test_two_samples_in_turn_have_the_interval_of_the_paired_test(first, data):
+def test_alternating_samples_use_paired_test(first, data):
     second = data.draw(st.lists(st.floats(-1, 1), min_size=len(first), max_size=len(first), unique=True))
     order = data.draw(st.lists(st.booleans(), min_size=len(first), max_size=len(first)))  # who is first in a round
     one = tuple(Repeat(math.exp(log), f"{i}{2 * late}", "a") for i, (log, late) in enumerate(zip(first, order)))
@@ -75,12 +75,12 @@ def by_smyth(variances):
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 1e-4, 0.01, 0.5, 1.0, 3.0, 40.0]), st.integers(1, 6)), max_size=9))
-def test_what_variances_have_in_common_is_by_the_mean_and_the_scatter_of_their_logs(variances):
+def test_common_variance_matches_smyth_formula(variances):
     assert estimates.prior(variances) == pytest.approx(by_smyth(variances), rel=1e-5)
 
 
 @given(st.lists(LOGS, min_size=3, max_size=6), st.sampled_from([0.025, 0.005]))
-def test_of_several_samples_the_noise_is_drawn_towards_what_they_have_in_common(logs, tail):
+def test_noise_shrinks_towards_common_variance(logs, tail):
     """By hand, of samples that were not measured in turn and know no course."""
     spreads = [(variance(each), len(each) - 1) for each in logs]
     common, (v1, d1), (v2, d2) = by_smyth(spreads), spreads[2], spreads[0]
@@ -94,7 +94,7 @@ def test_of_several_samples_the_noise_is_drawn_towards_what_they_have_in_common(
 
 
 @given(st.lists(st.lists(st.floats(0.5, 2), min_size=3, max_size=3, unique=True), min_size=4, max_size=6))
-def test_differences_of_neighbours_in_turn_share_samples_and_so_degrees_of_freedom(values):
+def test_shared_samples_widen_neighbour_intervals(values):
     """Three rounds of all loads. Variances of two neighbouring differences, which share a sample, correlate by 1/4, so
     all of them together are worth fewer degrees than their sum (Satterthwaite 1946)."""
     samples = tuple(tuple(Repeat(v, f"{i}{load}") for i, v in enumerate(each)) for load, each in enumerate(values))
@@ -110,11 +110,11 @@ def test_differences_of_neighbours_in_turn_share_samples_and_so_degrees_of_freed
     ((4.0, 2), Prior(1.0, math.inf, 9), (1.0, 9)), ((4.0, 0), Prior(1.0, math.inf, 0), (1.0, 1)),
     ((4.0, 0), Prior(1.0, 0.5, 0.5), (1.0, 1)),
 ])  # fmt: skip
-def test_a_moderated_variance_lies_between_its_own_and_the_common_one(own, common, found):
+def test_moderated_variance_mixes_both_variances(own, common, found):
     assert estimates.moderated(*own, common) == pytest.approx(found)
 
 
-def test_repeats_that_are_no_rounds_are_not_paired_nor_sides_of_one_launch_or_unknown_times():
+def test_only_true_rounds_are_paired():
     """The host slows down by a tenth; each pair is measured in the same moment."""
     first = repeats(100, 90, 81, at="2026-01-0")
     second = tuple(r._replace(at=f"{r.at}T12") for r in repeats(110, 99.1, 89.05, at="2026-01-0"))
@@ -155,7 +155,7 @@ def pooled(*samples):
 
 
 @given(LOGS, LOGS, st.floats(1e-6, 1.0), st.floats(1e-6, 1.0))
-def test_sides_measured_minutes_apart_scatter_by_minutes_and_as_their_courses_tell(first, second, course, other):
+def test_distant_sides_scatter_by_minutes(first, second, course, other):
     """The repeats of each side have something in common that their scatter does not show."""
     seen, (own, df) = Differences((side(1, first), side(2, second))), pooled(first, second)
     variance_of_both = own * (1 / len(first) + 1 / len(second) + 2 * MINUTES)
@@ -174,7 +174,7 @@ def test_sides_measured_minutes_apart_scatter_by_minutes_and_as_their_courses_te
     assert half(told.between(0, 1)) == pytest.approx(expected)
 
 
-def test_pairs_of_repeats_or_launches_do_not_pay_for_the_course_of_the_host_and_equal_launches_are_units():
+def test_pairs_cancel_host_drift():
     """The host loses a tenth in each round, and pairs scatter by a thousandth. The last two loads have a round more."""
     chance = random.Random(5)
     samples = []
@@ -203,7 +203,7 @@ def test_pairs_of_repeats_or_launches_do_not_pay_for_the_course_of_the_host_and_
     assert half(seen) == pytest.approx(estimates.t_above(0.025, 1) * math.sqrt(variance([0.0005, 0.1005]) / 2))
 
 
-def test_the_course_of_a_window_says_which_loads_are_noisy_and_without_repeats_nothing_does():
+def test_window_course_reveals_noisy_loads():
     quiet, rough = repeats(100, 100.1, within=1e-6), repeats(50, 55, within=2.5e-3)
     seen = Differences((quiet, quiet, rough, rough))
     assert half(seen.between(2, 3)) > 20 * half(seen.between(0, 1))

@@ -26,14 +26,14 @@ LOOKS = {
 
 
 @given(st.floats(0, 60), st.floats(1e-9, 0.499), DEGREES)
-def test_tails_and_quantiles_of_student_are_those_of_scipy_on_both_sides(t, tail, df):
+def test_student_t_matches_scipy(t, tail, df):
     rel = 1e-9 if t > 1e-3 else 1e-7  # of the square of a smaller t digits are lost
     assert survival(t, df) == pytest.approx(student.sf(t, df), rel=rel, abs=1e-300)
     assert survival(-t, df) == pytest.approx(1 - student.sf(t, df), rel=rel)
     assert t_above(tail, df) == pytest.approx(student.isf(tail, df), rel=1e-7)
 
 
-def test_students_t_growth_and_factors_at_the_ends_of_the_line_where_no_number_is_too_large():
+def test_estimates_handle_extreme_inputs():
     assert [survival(t, 4) for t in (0.0, math.inf, -math.inf)] == [0.5, 0, 1]
     assert t_above(0.5, 4) == pytest.approx(0, abs=1e-9)
     for ask in (lambda: survival(1.0, 0.99), lambda: t_above(0.1, -1)):
@@ -57,7 +57,7 @@ def test_students_t_growth_and_factors_at_the_ends_of_the_line_where_no_number_i
 
 
 @given(NUMBERS, st.floats(0, 1e3), st.none() | st.floats(-1e6, 1e6))
-def test_deviations_and_intervals_of_repeats_are_those_of_libraries_in_any_order(values, sd, value):
+def test_repeat_intervals_match_libraries(values, sd, value):
     df = len(values) - 1
     seen = estimates.sd_interval(sd, df)
     ends = [sd * math.sqrt(df / x) for x in chi2.interval(0.95, df)[::-1]]
@@ -74,21 +74,21 @@ def test_deviations_and_intervals_of_repeats_are_those_of_libraries_in_any_order
 
 
 @given(st.floats(0.5, 0.999), st.floats(0, 12), st.integers(3, 60), st.floats(0, 1e4))
-def test_a_shifted_mean_exceeds_the_critical_value_as_often_as_asked_and_the_least_is_found(power, critical, df, bound):
+def test_shift_gives_requested_power(power, critical, df, bound):
     assert nct.sf(critical, df, estimates.shift(power, critical, df)) == pytest.approx(power, abs=1e-5)
     found = estimates.least(lambda x: x >= bound)
     assert bound <= found <= math.nextafter(bound, math.inf) or found <= 5e-324
 
 
 @given(st.floats(0.001, 0.999), st.integers(1, 200), st.floats(0.05, 12) | st.floats(12, 200))
-def test_chi_squares_digamma_and_trigamma_are_those_of_scipy(tail, df, x):
+def test_chi_square_matches_scipy(tail, df, x):
     assert estimates.chi_square_above(tail, df) == pytest.approx(chi2.isf(tail, df), rel=1e-7)
     expected = special.digamma(x), float(special.polygamma(1, x))
     assert estimates.digammas(x) == pytest.approx(expected, rel=0, abs=1e-8)
 
 
 @given(NUMBERS, st.sampled_from([1, 5, 50, 90, 99]), st.lists(st.none() | st.floats(-1e6, 1e6)))
-def test_percentiles_are_those_of_the_standard_library_and_the_unknown_has_no_part_in_a_mean(values, share, some):
+def test_percentiles_match_standard_library(values, share, some):
     cuts, percentile = quantiles(values, n=100, method="inclusive"), estimates.percentile
     assert percentile(values, share / 100) == pytest.approx(cuts[share - 1], abs=1e-6)
     assert (percentile(values, 0.0), percentile(values, 1.0)) == (min(values), max(values))
@@ -102,19 +102,19 @@ def test_percentiles_are_those_of_the_standard_library_and_the_unknown_has_no_pa
     ((-0.1, -0.3, 0.1), (-0.1, 0.0, 0.1)), ((-0.1, -0.3, 0.0), (-0.1, 0.0, 0.0)), ((1.1, 1.0, 1.3), (1.1, 1.0, 1.0)),
     ((-0.2, -0.3, -0.1), (-0.2,)), ((1.2, 1.1, 1.3), (1.2,)), ((0.5, 0.1), (0.5,)),
 ])  # fmt: skip
-def test_an_interval_is_cut_where_it_cannot_be(seen, cut):
+def test_interval_is_cut_to_range(seen, cut):
     assert estimates.possible(Interval(*seen), most=1.0) == Interval(*cut)
 
 
 @given(st.lists(st.integers(0, 5)))
-def test_groups_keep_the_order_first_met(values):
+def test_groups_keep_first_met_order(values):
     seen = estimates.grouped(enumerate(values), lambda row: row[1])
     assert [*seen] == [*dict.fromkeys(values)]
     assert all(rows == [row for row in enumerate(values) if row[1] == key] for key, rows in seen.items())
 
 
 @given(st.integers(4, 3000), st.floats(0, 1), st.floats(0, 1), st.floats(1e-4, 0.5))
-def test_looks_are_at_four_six_eight_twelve_and_half_as_many_more_and_spending_grows(pairs, share, more, alpha):
+def test_looks_fall_at_planned_pairs(pairs, share, more, alpha):
     assert {n: looks_until(n) for n in LOOKS} == LOOKS
     looks = looks_until(pairs)
     assert (looks[0], looks[-1]) == (4, pairs) and list(looks) == sorted(set(looks))
@@ -127,7 +127,7 @@ def test_looks_are_at_four_six_eight_twelve_and_half_as_many_more_and_spending_g
 
 @pytest.mark.parametrize("alpha", [0.01, 0.05])
 @pytest.mark.parametrize("most", [4, 5, 12, 18])
-def test_each_look_spends_what_is_planned_by_the_normal_integral_of_scipy(most, alpha):
+def test_each_look_spends_planned_alpha(most, alpha):
     """No boundary is exceeded up to a look with the probability that a normal vector lies below all of them."""
     looks = looks_until(most)
     stops = norm.isf(estimates.tails(looks, most, alpha))
@@ -138,7 +138,7 @@ def test_each_look_spends_what_is_planned_by_the_normal_integral_of_scipy(most, 
     assert boundaries(looks, most, alpha) == pytest.approx(student.isf(norm.sf(stops), [n - 1 for n in looks]))
 
 
-def test_boundaries_are_lower_for_more_alpha_and_for_who_may_measure_less():
+def test_more_alpha_lowers_boundaries():
     looks = looks_until(12)
     rows = [boundaries(looks, 12, alpha) for alpha in (0.001, 0.01, 0.2)]
     rows += [[-c for c in boundaries(looks, most, 0.01)] for most in (12, 28)]
@@ -155,7 +155,7 @@ def steps(run, more=0):
     return len(run.steps) + more if len(run.steps) else None
 
 
-def test_a_quantity_of_a_run_is_computed_once_for_the_same_arguments_and_makes_no_other_run():
+def test_run_quantity_is_computed_once():
     run, empty = planted_run(4, 100.0), replace(planted_run(4, 100.0), steps=NO_STEPS)
     found = [steps(run), steps(run), steps(run, 1), steps(run, more=1), steps(empty), steps(empty)]
     n = len(run.steps)

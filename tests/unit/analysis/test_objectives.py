@@ -25,7 +25,7 @@ def point(load, *late, requests=100, failures=0):
 
 
 @pytest.mark.parametrize(("late", "state"), [(0, PASSES), (2, INCONCLUSIVE), (5, INCONCLUSIVE), (12, FAILS)])
-def test_a_share_of_the_requests_has_the_interval_of_independent_ones(late, state):
+def test_slo_share_has_wilson_interval(late, state):
     verdict = point(16, late).meets("ttft:200ms")
     by_scipy = binomtest(100 - late, 100).proportion_ci(method="wilson")
     assert (verdict.low, verdict.high) == pytest.approx((by_scipy.low, by_scipy.high), abs=1e-9)
@@ -36,7 +36,7 @@ def test_a_share_of_the_requests_has_the_interval_of_independent_ones(late, stat
             assert verdict
 
 
-def test_windows_that_differ_widen_it_and_a_curve_tells_up_to_which_load_a_possible_share_is_kept():
+def test_differing_windows_widen_slo_interval():
     together, apart = point(16, 4, 4), point(16, 0, 8)
     alike, differ = (each.meets("ttft:200ms", share=0.9) for each in (together, apart))
     assert alike.value == differ.value == 0.96 and differ.high - differ.low > 2 * (alike.high - alike.low)

@@ -31,7 +31,7 @@ WORKLOAD = build_workload(WorkloadSpec(prompt_tokens=16, output_tokens=20, reque
 
 
 @given(st.integers(1, 64), st.floats(100, 3000), st.integers(2, 40))
-def test_a_planted_measurement_has_its_figures(concurrency, rate, output_tokens):
+def test_planted_measurement_has_its_figures(concurrency, rate, output_tokens):
     seen = summarize(measurement(concurrency, rate, output_tokens=output_tokens))
     assert (seen.batch, seen.output_tokens_per_s) == pytest.approx((concurrency, rate))
     times = (seen.step_s, seen.e2e_s, seen.normalized_latency_s, 1 / seen.requests_per_s)
@@ -40,7 +40,7 @@ def test_a_planted_measurement_has_its_figures(concurrency, rate, output_tokens)
     assert seen.kv_usage == 0.5 and seen.roofline_fraction > 0 and seen.little == pytest.approx(0, abs=1e-6)
 
 
-def test_requests_that_end_early_are_more_per_second_and_no_figure_of_a_full_measurement_is_missing():
+def test_full_measurement_has_every_figure():
     m = measurement(8, 1000.0)
     shorter, longer = (changed(m, "run", "samples", output_tokens=(n,) * len(m.run.samples)) for n in (16, 64))
     free = changed(shorter, "workload", "spec", prompt_tokens=None, output_tokens=None)  # of no one length
@@ -78,7 +78,7 @@ NOISY, DEGRADED = {"SM_CLOCK": now_and_then(1.98e9, 1.5e9)}, {"SM_ACTIVE": now_a
     (DEGRADED, DEGRADED, 2, "degraded"),
     ({}, {"FOREIGN_PROCESSES": 1.0}, 1, "problems"),  # invalid
 ])  # fmt: skip
-def test_clean_repeats_count_or_if_there_is_none_the_degraded_ones(good, bad, used, told):
+def test_clean_repeats_count_before_degraded(good, bad, used, told):
     made = sensed(measurement(8, 1000.0), **good), sensed(measurement(8, 500.0, repeat=1), **bad)
     [seen] = points_of(made)
     assert (len(seen.repeats), len(seen.each), seen.left_out, seen.valid) == (used, used, 2 - used, True)
@@ -86,7 +86,7 @@ def test_clean_repeats_count_or_if_there_is_none_the_degraded_ones(good, bad, us
     assert [name for name in ("problems", "degraded", "noise") if getattr(seen, name)] == [told]
 
 
-def test_a_point_is_the_mean_of_its_valid_repeats_in_the_order_measured_and_has_their_noise_alone():
+def test_point_averages_valid_repeats():
     good = [measurement(8, rate, repeat=i) for i, rate in enumerate((1000.0, 1100.0))]
     [seen] = points_of([*good, sensed(measurement(8, 500.0, repeat=2, preempted=1), **NOISY)])
     assert (seen.left_out, numbers(seen.problems[0]), seen.noise) == (1, [1], ())
@@ -106,7 +106,7 @@ def test_a_point_is_the_mean_of_its_valid_repeats_in_the_order_measured_and_has_
     assert point(8, [5.0], [1.0]).valid and [each for each in wrong if each.valid] == []
 
 
-def test_of_some_figures_there_is_no_mean_and_goodput_is_over_all_repeats_used():
+def test_some_figures_have_no_mean():
     """The worst deviation from Little's law, the most frequent bound, the power limit if it is one."""
     made = [
         sensed(measurement(8, 10_000.0, first_early=early, repeat=i), 0.001, POWER_LIMIT=limit, DRAM_ACTIVE=dram)
@@ -135,7 +135,7 @@ def test_of_some_figures_there_is_no_mean_and_goodput_is_over_all_repeats_used()
     ("aba", "a", (1000, 1002)), ("aba", "c", None), (["a", None], "b", (1000, 1001)),
     *(("aba", others, (1000, 1001, 1002)) for others in ("ba", "bac", "", [None], ["a", None])),  # None: who knows
 ])  # fmt: skip
-def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, others, kept):
+def test_point_keeps_repeats_by_host(hosts, others, kept):
     def on(names):
         environments = [replace(H200, host=name) for name in names]
         made = [measurement(8, 1000.0 + i, repeat=i, environment=each) for i, each in enumerate(environments)]
@@ -147,7 +147,7 @@ def test_of_several_hosts_a_point_keeps_the_repeats_of_those_of_another(hosts, o
     assert (found is both) is (kept is not None and len(kept) == len(hosts))
 
 
-def test_loads_of_a_sweep_are_closed_loops_of_one_engine_alone_and_jobs_points_by_question():
+def test_sweep_points_are_closed_loops():
     assert points_of([measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64))]) == ()
     open_loop = measurement(load=OpenLoop(arrivals="gamma", rate=9.0, window_s=2.0))
     assert points.point_of([(open_loop,)]).concurrency == 0
@@ -173,7 +173,7 @@ def served(load, spec=SPEC, **more):
     return measure(engine, WORKLOAD, load, Environment(platform="simulated", gpu_name="simulated"))
 
 
-def test_a_job_all_at_once_is_the_law_of_its_engine_or_has_a_rate_and_the_last_requests_time():
+def test_job_figures_follow_engine_law():
     (seen,) = job_points([served(job(40)), served(job(40))])
     found = seen.output_tokens_per_s, seen.requests_per_s, seen.seconds, seen.batch
     assert found == pytest.approx((4000 * 40 / 50, 160, 0.25, 40))
@@ -194,7 +194,7 @@ def test_a_job_all_at_once_is_the_law_of_its_engine_or_has_a_rate_and_the_last_r
     assert [summarize(each).rate for each in late] == [None, pytest.approx(40 / 0.06)]
 
 
-def test_waste_of_a_job_is_what_its_batches_computed_for_nobody_and_one_that_does_not_fit_waits():
+def test_job_waste_counts_unneeded_tokens():
     m = served(job(40))
     batched = changed(m, "spec", extra=(*m.spec.extra, ("batching", "static")))
     n = len(m.run.steps)
@@ -217,7 +217,7 @@ def test_waste_of_a_job_is_what_its_batches_computed_for_nobody_and_one_that_doe
 
 
 @given(st.lists(st.floats(100, 1000), min_size=2, max_size=4))
-def test_what_all_engines_serve_is_added_up_and_latencies_are_pooled(rates):
+def test_shared_engines_sum_throughput(rates):
     members = together(*rates)
     seen = summary_of(*members)
     assert seen.output_tokens_per_s == pytest.approx(sum(rates)) == pytest.approx(seen.sum_tokens_per_s)
@@ -229,7 +229,7 @@ def test_what_all_engines_serve_is_added_up_and_latencies_are_pooled(rates):
 
 
 @pytest.mark.parametrize("sharing", ["time-slicing", "mps", "gpus", "mig"])
-def test_tokens_of_a_busy_second_are_known_if_kernels_run_one_after_the_other(sharing):
+def test_busy_rate_requires_time_slicing(sharing):
     def busy(m, share):
         until_s = m.run.window_s[1]
         return changed(m, "run", telemetry=planted_telemetry({sensors.ENGINE_ACTIVE: share}, until_s=until_s))
@@ -241,7 +241,7 @@ def test_tokens_of_a_busy_second_are_known_if_kernels_run_one_after_the_other(sh
     assert summarize(members[0]).tokens_per_busy_s is None is summarize(busy(members[0], 0.0)).tokens_per_busy_s
 
 
-def test_rates_of_several_engines_are_of_the_common_span_and_their_runs_make_points_by_question():
+def test_shared_rates_use_common_span():
     assert summary_of(*together(400.0, 600.0, began_s=(100.0, 100.1))).output_tokens_per_s == pytest.approx(1000)
     apart = summary_of(*together(400.0, 400.0, began_s=(100.0, 900.0)))
     assert (apart.output_tokens_per_s, apart.sum_tokens_per_s) == (None, pytest.approx(800.0))
@@ -274,13 +274,13 @@ def test_rates_of_several_engines_are_of_the_common_span_and_their_runs_make_poi
 
 
 @given(st.permutations(range(3)))
-def test_records_of_engines_come_in_any_order_and_a_lost_one_makes_no_run(order):
+def test_lost_replica_makes_no_run(order):
     members, alone = together(100.0, 200.0, 300.0), measurement()
     assert points.all_groups([*(members[i] for i in order), alone]) == [(alone,), tuple(members)]
     assert points.all_groups(members[:2]) == []
 
 
-def test_a_ratio_takes_its_noise_from_all_that_is_compared_and_that_of_minutes_but_in_busy_seconds():
+def test_ratio_noise_includes_every_point():
     slow, fast = job_point((10.0, 10.2)), job_point((20.0, 20.2), e2e_s=(1.0, 1.0))
     seen, several = ratio(fast, slow, [slow, fast]), ratio(fast, slow, several=4)
     assert seen == ratio(fast, slow) and seen.value == pytest.approx(20.1 / 10.1)
@@ -305,7 +305,7 @@ def test_a_ratio_takes_its_noise_from_all_that_is_compared_and_that_of_minutes_b
         assert wider or seen == told
 
 
-def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine():
+def test_window_course_tells_point_noise():
     made = [measurement(8, 1000.0, repeat=i, steps=400) for i in range(2)]
     [steady] = points_of(made)
     convoys = replace(steady, used=tuple((replace(m, load=ClosedLoop(8, ramp_up="burst")),) for m in made))
@@ -319,7 +319,7 @@ def test_the_course_of_a_window_tells_the_noise_of_staggered_loads_of_one_engine
     assert [*planted] == [(1.0, "", "", None), (2.0, "", "", None)], "without its measurements"
 
 
-def test_a_figure_that_nobody_knows_or_that_reads_0_has_no_ratio_and_loads_in_common_are_paired():
+def test_unknown_figure_has_no_ratio():
     p = replace(point(8, [1.0]), each=tuple(Summary(batch=b) for b in (None, math.inf, 0.0, 2.0)))
     assert (points.figure_named("batch")(p), points.figure_named("batch", 0.0)(p)) == ([0.0, 2.0], [2.0])
     (shared,) = shared_points(together(600.0, 600.0))

@@ -19,7 +19,7 @@ KNOWN, ONCE = Interval(1.0, 0.9, 1.1), Interval(1.0)
 
 
 @given(ENDS, st.integers(0, 4), ENDS, st.integers(0, 3), st.lists(st.sampled_from(State)))
-def test_limits_are_kept_or_broken_by_the_whole_interval_and_several_promises_by_one(low, width, least, room, states):
+def test_whole_interval_decides_limit(low, width, least, room, states):
     """Each by looking at all values that the interval holds, its ends among them."""
     seen, most = Interval(low + width / 2, low, low + width), least + room
     values = [low + i / 4 for i in range(4 * width + 1)]
@@ -52,13 +52,13 @@ def around(values):
     ({"least": 1, "most": 2}, INCONCLUSIVE, "a"), ({"least": 1.15, "most": 2}, FAILS, "a"),
     ({"least": 0, "most": 1.1}, FAILS, "b"),
 ])  # fmt: skip
-def test_the_one_that_is_nearest_to_its_bound_or_beyond_it_decides(limits, state, decides):
+def test_estimate_nearest_bound_decides(limits, state, decides):
     found, seen, what = every(lambda several: SECOND_FARTHER, **limits)
     assert (found, what) == (state, decides) and seen == {name: row for row, name in SECOND_FARTHER}[decides]
 
 
 @given(st.lists(st.floats(-8, 8), min_size=1, max_size=5), st.floats(-5, 5))
-def test_below_a_bound_all_are_and_above_it_one_is_where_they_are_turned_round(values, bound):
+def test_largest_estimate_decides_upper_bound(values, bound):
     state, seen, place = every(around(values), most=bound)
     own, wide = NormalDist().inv_cdf(0.975), NormalDist().inv_cdf(1 - 0.025 / len(values))
     largest = max(values)
@@ -68,8 +68,8 @@ def test_below_a_bound_all_are_and_above_it_one_is_where_they_are_turned_round(v
     assert other[0] is state and other[1].value == -seen.value
 
 
-def test_an_inconclusive_one_has_the_bound_in_its_interval_and_a_verdict_is_true_or_false_or_raises():
-    """By its own interval it is beyond the bound, corrected it is not. Without noise the farthest is named."""
+def test_inconclusive_verdict_raises_as_boolean():
+    """By its own interval an estimate is beyond the bound, corrected it is not. Without noise the farthest is named."""
     for limit, values in (("most", [2.1, -3.0]), ("least", [-2.1, 3.0])):
         state, seen, place = every(around(values), **{limit: 0.0})
         assert (state, place, seen.value) == (INCONCLUSIVE, 0, values[0]) and seen.low < 0 < seen.high
@@ -96,7 +96,7 @@ def test_an_inconclusive_one_has_the_bound_in_its_interval_and_a_verdict_is_true
     (["ab", "ab"], "ab", KNOWN, {"hosts"}), (["ab", "ab"], ("ab", "ab"), KNOWN, set()),
     (["ab", "ab"], ("ab", "a"), KNOWN, {"hosts"}), (["ab", "ab"], ("a", None), KNOWN, set()),
 ], ids=str)  # fmt: skip
-def test_a_verdict_with_an_interval_says_if_it_is_of_one_launch_or_of_different_hosts(launches, hosts, judged, told):
+def test_verdict_warns_of_single_launch(launches, hosts, judged, told):
     """hosts: of each point, one or one for each repeat."""
     points = points_of(
         measurement(load, 100.0, repeat=i, launch=launch, environment=replace(H200, host=of_load and of_load[-i]))

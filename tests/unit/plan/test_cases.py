@@ -71,7 +71,7 @@ def case(engines: EngineSpec | ReplicaSpec = GPU, load: ClosedLoop | OpenLoop = 
 
 @BOTH
 @given(st.integers(1, 300), st.integers(1, 500), st.integers(1, 300), st.integers(1, 4), st.integers(1, 64))
-def test_a_loop_takes_lifetimes_and_its_window_and_a_job_all_its_steps(spec, concurrency, prompt, output, gpus, limit):
+def test_load_estimate_matches_cost_model(spec, concurrency, prompt, output, gpus, limit):
     spec = replace(spec, tensor_parallel_size=gpus)
     lifetime_s = output * step_s(spec, concurrency, prompt + output / 2)
     window_s = max(7, lifetime_s / 2)
@@ -84,7 +84,7 @@ def test_a_loop_takes_lifetimes_and_its_window_and_a_job_all_its_steps(spec, con
 
 @BOTH
 @pytest.mark.parametrize("blocks", [31, 1])
-def test_a_batch_is_what_the_kv_cache_holds(spec, blocks):
+def test_kv_cache_limits_job_batch(spec, blocks):
     """Of 48 tokens, three blocks of 16 on a GPU; on a CPU one block of 128. One block is the engine's own."""
     spec = replace(spec, kv_cache_bytes=GIB, extra=(("num_gpu_blocks_override", blocks),))
     batch = max(1, (blocks - 1) // math.ceil(48 / (128 if spec.platform == "cpu" else 16)))
@@ -94,7 +94,7 @@ def test_a_batch_is_what_the_kv_cache_holds(spec, blocks):
 
 @BOTH
 @given(st.integers(1, 2000), st.integers(1, 64))
-def test_a_load_above_the_limit_takes_as_many_turns(spec, concurrency, limit):
+def test_load_above_limit_takes_turns(spec, concurrency, limit):
     """However the limit is given; one of 0 is refused by vLLM, when it starts."""
     running = min(concurrency, limit)
     lifetime_s = 8 * step_s(spec, running, 12) * concurrency / running
@@ -104,7 +104,7 @@ def test_a_load_above_the_limit_takes_as_many_turns(spec, concurrency, limit):
     assert loop_s(refused_later, concurrency, 8, 8) == loop_s(spec, concurrency, 8, 8)
 
 
-def test_slow_arrivals_take_as_long_as_they_come_and_replicas_start_in_turn_at_the_price_of_one_engine():
+def test_slow_arrivals_extend_job_estimate():
     assert job_s(CPU, 10, 8, 8, rate=0.1) == pytest.approx(10 / 0.1 + 8 * step_s(CPU, 10, 12)), "and the last request"
     assert job_s(CPU, 10, 8, 8, rate=1e9) == job_s(CPU, 10, 8, 8)
     assert loop_s(SIMULATED, 1000, 512, 256) == job_s(SIMULATED, 1000, 512, 256) == 0.1
@@ -136,7 +136,7 @@ def test_slow_arrivals_take_as_long_as_they_come_and_replicas_start_in_turn_at_t
 
 @pytest.mark.parametrize("batching, tokens", [("none", 1 + 9 + 4 + 2 + 3), ("static", 9 + 4 + 3), ("dynamic", 16)])
 @pytest.mark.parametrize("spec, each_s", [(GPU, 0.020), (CPU, 0.012)], ids=["gpu", "cpu"])
-def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_s, batching, tokens):
+def test_transformers_batch_lasts_longest_output(spec, each_s, batching, tokens):
     spec = replace(spec, interface="transformers", max_num_seqs=2, extra=(("batching", batching),))
     uneven = Workload(specs.WorkloadSpec(), tuple(Request((7,), n) for n in (1, 9, 4, 2, 3)), "planted")
     price = cases.repeat_estimate_s(spec, uneven, OpenLoop(requests=5))
@@ -154,11 +154,11 @@ def test_transformers_takes_each_batch_as_long_as_its_longest_output(spec, each_
     (cases.engine_title(replicas(2, sharing="mps")), ["2 x opt-125m", "mps"]),
     (cases.engine_title(replicas(2, sharing="gpus")), ["2 x opt-125m", "GPU each"]),
 ], ids=range(9))  # fmt: skip
-def test_titles_name_model_load_and_gpus(title, facts):
+def test_titles_name_model_with_load(title, facts):
     assert all(fact in title for fact in facts) and "by gpus" not in title and ("GPU" in title) is ("GPU" in str(facts))
 
 
-def test_equal_cases_have_one_key_and_points_of_a_curve_differ_in_concurrency_alone():
+def test_equal_cases_share_one_key():
     here = Environment(platform="cuda", gpu_name="NVIDIA H200")
     specs = GPU, replace(GPU, seed=1), replicas(1), replicas(2), replicas(3), replicas(2, pinned=True)
     made = [
@@ -184,7 +184,7 @@ SINGLES = st.lists(st.builds(group, st.floats(1, 1000)), min_size=1, max_size=60
 
 
 @given(GROUPS, st.integers(4, 64), SINGLES, st.integers(1, 64))
-def test_groups_have_gpus_to_themselves_and_take_at_most_four_thirds_of_the_best(groups, gpus, singles, count):
+def test_groups_never_share_gpus(groups, gpus, singles, count):
     placed = spread(groups, gpus)
     assert sorted(each.seconds for each in placed) == sorted(each.seconds for each in groups)
     assert min(each.begins_s for each in placed) == 0
@@ -202,7 +202,7 @@ def test_groups_have_gpus_to_themselves_and_take_at_most_four_thirds_of_the_best
     assert best * (1 - 1e-9) <= reached <= best * (4 / 3) * (1 + 1e-9) + longest[-1]
 
 
-def test_groups_cost_start_and_cells_and_what_others_are_compared_with_begins_then_the_widest():
+def test_compared_groups_begin_first():
     """Replicas on one GPU are compared too, and so is nothing that runs on one number of GPUs alone."""
     two, each = Group(replicas(2), 0, 70), Group(replicas(2, sharing="gpus"), 0, 15)
     other, server = (Group(replace(GPU, **field), 0, 60) for field in ({"model": "opt-1.3b"}, {"interface": "server"}))
@@ -224,7 +224,7 @@ CELLS = st.lists(st.builds(PlannedItem, st.just("item"), ENGINES, st.integers(0,
 
 
 @given(CELLS, st.integers(1, 3))
-def test_a_plan_is_the_sum_of_its_starts_and_items_and_of_several_gpus_has_a_line_of_each(cells, gpus):
+def test_plan_sums_starts_with_items(cells, gpus):
     starts = [cell.engine for cell in cells if cell.engine]
     starts = [engine for before, engine in pairwise([None, *starts]) if engine != before]
     lines = plan_lines(cells)
@@ -240,7 +240,7 @@ def test_a_plan_is_the_sum_of_its_starts_and_items_and_of_several_gpus_has_a_lin
     assert figures(end) == [clock(cases.makespan_s(placed)), str(gpus), clock(sum(g.seconds for g in placed))]
 
 
-def test_a_plan_tells_when_each_item_begins_and_of_several_gpus_what_begins_where():
+def test_plan_tells_item_start_times():
     first, second = replace(GPU, model="opt-tiny"), replace(GPU, tensor_parallel_size=2)
     cells = [("a", first, 10.0), ("b", first, 20.0), ("claim", None, 0.0), ("reads", None, 2.0), ("c", second, 30.4)]
     lines = plan_lines([PlannedItem(*cell) for cell in cells])[1:]
@@ -260,5 +260,5 @@ def test_a_plan_tells_when_each_item_begins_and_of_several_gpus_what_begins_wher
 
 
 @given(st.integers(0, 10**5), st.floats(-0.49, 0.49))
-def test_a_clock_rounds_to_seconds(seconds, more):
+def test_clock_rounds_to_seconds(seconds, more):
     assert seconds_of(clock(max(0.0, seconds + more))) == seconds and re.fullmatch(r"\d+:[0-5]\d", clock(seconds))

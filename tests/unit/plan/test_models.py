@@ -55,7 +55,7 @@ def in_the_hubs_cache(folder, name, config, revision="abc"):
     return snapshot
 
 
-def test_each_entry_has_a_source_and_two_names_and_a_near_miss_gets_a_suggestion():
+def test_unknown_model_suggests_near_names():
     assert len(MODELS) > 30 and OURS <= CATALOGUE.keys() == MODELS.keys()
     assert all(model["source"] and model["parameters"] > 0 for model in MODELS.values())
     assert {name for name, model in MODELS.items() if "hub" not in model} == OURS | {"gemma-3-4b-text"}
@@ -81,7 +81,7 @@ def test_each_entry_has_a_source_and_two_names_and_a_near_miss_gets_a_suggestion
     assert "opt-tiny" in caught.value.hint
 
 
-def test_a_folder_has_its_own_name_and_the_shape_of_its_configuration_or_is_refused(tmp_path, monkeypatch):
+def test_model_folder_gives_its_shape(tmp_path, monkeypatch):
     folder = written(tmp_path / "mine", STRANGER)
     shape = model_of(f"{folder}/")
     assert (shape.name, shape.source, shape.layers, shape.hidden) == ("mine", "folder", 30, 576)
@@ -106,7 +106,7 @@ def test_a_folder_has_its_own_name_and_the_shape_of_its_configuration_or_is_refu
 
 
 @pytest.mark.parametrize("entry", OF_A_MODEL)
-def test_an_entry_may_be_anything_and_the_model_is_refused_or_has_sizes_to_compute_with(tmp_path, entry):
+def test_odd_config_never_breaks_sizes(tmp_path, entry):
     for value in hostile.ODD:
         folder = written(tmp_path / "mine", {**CONFIG, entry: value})
         try:
@@ -124,7 +124,7 @@ def test_an_entry_may_be_anything_and_the_model_is_refused_or_has_sizes_to_compu
 @pytest.mark.parametrize(("variable", "under"), [
     ("HF_HUB_CACHE", ""), ("HUGGINGFACE_HUB_CACHE", ""), ("HF_HOME", "hub"), ("XDG_CACHE_HOME", "huggingface/hub"),
 ])  # fmt: skip
-def test_a_name_on_the_hub_is_found_in_the_hubs_cache(tmp_path, monkeypatch, variable, under):
+def test_hub_cache_provides_model_config(tmp_path, monkeypatch, variable, under):
     monkeypatch.setenv(variable, str(tmp_path))
     with refused("me/Mine-1B"):
         model_of("me/Mine-1B")
@@ -143,7 +143,7 @@ def weights(path, tensors):
     path.write_bytes(len(header).to_bytes(8, "little") + header + b"weights")
 
 
-def test_weights_are_counted_once_by_their_shapes_and_an_index_names_files_that_must_all_be_whole(tmp_path):
+def test_stored_weights_are_counted_once(tmp_path):
     """Qwen3-0.6B is stored so: 751,632,384 numbers, of which an engine holds 596,049,920."""
 
     def counted(tensors):
@@ -195,7 +195,7 @@ def probe(monkeypatch):
     return told
 
 
-def test_what_the_catalogue_has_needs_no_probe_nor_a_plan_a_count_and_the_unread_is_wrong(tmp_path, falcon, probe):
+def test_catalogue_model_needs_no_probe(tmp_path, falcon, probe):
     twin = written(tmp_path / "twin", dict(CATALOGUE["qwen3-0.6b"].config))
     assert not wants_probe(twin, VERSIONS) and not wants_probe("opt-1.3b", VERSIONS)
     assert probe_models(["opt-1.3b", "Qwen/Qwen3-0.6B", twin], "", {}, VERSIONS) == [] and probe.asked == []
@@ -208,9 +208,7 @@ def test_what_the_catalogue_has_needs_no_probe_nor_a_plan_a_count_and_the_unread
             probe_models([model], "", {}, VERSIONS)
 
 
-def test_a_model_is_counted_once_for_each_configuration_be_it_late_or_beside_others(
-    monkeypatch, falcon, probe, tmp_path
-):
+def test_probe_counts_each_configuration_once(monkeypatch, falcon, probe, tmp_path):
     monkeypatch.setenv("SLM_ENDPOINT_KEY", "hunter2")
     probe.lines = ["a warning of a library", "[1]", "{}", {"model": falcon, "folder": falcon, **COUNTED}]
     assert wants_probe(falcon, VERSIONS)
@@ -234,7 +232,7 @@ def test_a_model_is_counted_once_for_each_configuration_be_it_late_or_beside_oth
     assert probe_models([falcon], "", {}, VERSIONS) == [] and model_of(falcon).parameters == COUNTED["parameters"]
 
 
-def test_what_was_kept_is_read_and_a_cache_that_is_damaged_or_cannot_be_written_is_none(tmp_path, monkeypatch, probe):
+def test_damaged_size_cache_is_ignored(tmp_path, monkeypatch, probe):
     folder, file = written(tmp_path / "mine", STRANGER), models.sizes_file(STRANGER)
     assert kept_sizes(STRANGER) == {}
     file.parent.mkdir(parents=True)
@@ -254,7 +252,7 @@ def test_what_was_kept_is_read_and_a_cache_that_is_damaged_or_cannot_be_written_
     assert "cache" in note and model_of(folder).parameters is None
 
 
-def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell_if_it_would_know(tmp_path, monkeypatch):
+def test_unknown_sizes_want_probe(tmp_path, monkeypatch):
     folder = tmp_path / "mine"
     assert wants_probe(written(folder, STRANGER), VERSIONS), "its weights"
     weights(folder / "model.safetensors", STORED)
@@ -278,7 +276,7 @@ def test_a_probe_is_wanted_for_what_the_configuration_does_not_tell_if_it_would_
     (FileNotFoundError(2, "No such file"), "/my/python does not run: No such file"),
     (subprocess.TimeoutExpired("python", 15), f"{models.PROBE_S} s"),
 ], ids=range(4))  # fmt: skip
-def test_a_model_that_is_not_counted_is_noted_and_asked_of_other_versions_alone(tmp_path, probe, answer, fact):
+def test_uncounted_model_is_noted_once(tmp_path, probe, answer, fact):
     falcon = written(tmp_path / "falcon", {**FALCON, **ENTRIES})
     probe.lines = [{"model": falcon, "folder": falcon, "problem": fact}] if answer == "told" else answer
     [note] = probe_models([falcon], "/my/python", {}, VERSIONS)
@@ -292,7 +290,7 @@ def test_a_model_that_is_not_counted_is_noted_and_asked_of_other_versions_alone(
     ({"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}, "modelopt", 8.0),
     ({"quantization": {"quant_algo": "NVFP4", "group_size": 16}}, "modelopt", 4.5),
 ])  # fmt: skip
-def test_a_quantization_beside_the_configuration_counts(tmp_path, beside, method, bits):
+def test_separate_quantization_file_counts(tmp_path, beside, method, bits):
     folder = written(tmp_path / "a", dict(MODELS["llama-3.2-1b"]["config"], extra=1, unknown="x"))
     plain = models.sizes_file(models.read_config(tmp_path / "a"))
     (tmp_path / "a" / "hf_quant_config.json").write_text(json.dumps(beside), "utf-8")
@@ -316,7 +314,7 @@ def test_a_quantization_beside_the_configuration_counts(tmp_path, beside, method
     (["OfflineModeIsEnabled"], "0", "does not answer", FETCHED),
     (["ModuleNotFoundError"], "", "not installed", "--slm-python"),
 ], ids=range(9))  # fmt: skip
-def test_each_reason_why_a_name_has_no_configuration_has_its_remedy(monkeypatch, probe, kinds, offline, told, hint):
+def test_missing_config_has_its_remedy(monkeypatch, probe, kinds, offline, told, hint):
     monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     error = models.missing("me/mine", kinds)
     assert "me/mine" in error.problem and told in error.problem and hint in error.hint

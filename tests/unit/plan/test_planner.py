@@ -185,13 +185,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("asked", "facts", "hint"), REFUSED, ids=range(len(REFUSED)))
-def test_what_cannot_be_had_is_refused_with_its_numbers_and_words(asked, facts, hint):
+def test_impossible_request_is_refused(asked, facts, hint):
     with refused(*facts, hint=hint):
         asked()
 
 
 # The engine that options mean
-def test_every_limit_of_every_model_is_set_and_wider_numbers_or_quantized_weights_change_the_cache(tmp_path):
+def test_engine_spec_sets_every_limit(tmp_path):
     for model, known in CATALOGUE.items():
         spec = on_gpu(hub_name(model), concurrency="1,2000", seed="3")
         assert (spec.model, spec.max_num_seqs, spec.max_model_len, spec.seed) == (model, 2000, known.context, 3)
@@ -221,7 +221,7 @@ def test_every_limit_of_every_model_is_set_and_wider_numbers_or_quantized_weight
 
 
 @pytest.mark.parametrize("name", GIVEN)
-def test_all_that_is_typed_reaches_the_engine_and_makes_it_another(name):
+def test_every_option_reaches_engine(name):
     text, value = GIVEN[name]
     usual, spec = on_gpu(), on_gpu(**{name: text})
     field = name if hasattr(spec, name) else "extra"
@@ -232,7 +232,7 @@ def test_all_that_is_typed_reaches_the_engine_and_makes_it_another(name):
 
 
 @given(st.floats(0.1, 1), st.integers(20, 140), st.sampled_from([1, 2, 4]))
-def test_the_cache_is_the_share_of_the_memory_without_weights_and_reserve(share, gib, gpus):
+def test_kv_cache_gets_remaining_memory(share, gib, gpus):
     given = {"gpu_memory": f"{gib}GiB", "gpu_memory_utilization": str(share), "tensor_parallel_size": str(gpus)}
     weights = -(-CATALOGUE["opt-1.3b"].parameters * 2 // gpus)
     left = int((gib << 30) * share) - weights - RESERVE_BYTES
@@ -252,13 +252,13 @@ def test_the_cache_is_the_share_of_the_memory_without_weights_and_reserve(share,
     ("qwen3-0.6b", "NVIDIA H200", ("64", None), "bfloat16", 2048),
     ("opt-125m", "NVIDIA H200", ("8000", None), "float16", 2048),
 ])  # fmt: skip
-def test_a_model_has_a_type_that_the_device_has_and_the_context_of_the_requests(model, gpu, lengths, dtype, tokens):
+def test_device_decides_model_dtype(model, gpu, lengths, dtype, tokens):
     spec = on_gpu(model, replace(H200, gpu_name=gpu), input_len=lengths[0], output_len=lengths[1])
     assert (spec.dtype, spec.max_model_len) == (dtype, tokens)
 
 
 @pytest.mark.parametrize("method", ["fp8", "awq", "awq_marlin"])
-def test_a_quantization_that_an_old_gpu_cannot_do_is_refused(method, tmp_path):
+def test_old_gpu_refuses_quantization(method, tmp_path):
     v100, model = replace(H200, gpu_name="Tesla V100-SXM2-32GB"), "opt-125m"
     if method != "fp8":
         own = {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 128}}
@@ -282,12 +282,12 @@ def test_a_quantization_that_an_old_gpu_cannot_do_is_refused(method, tmp_path):
     ("cuda", "a.csv", {}, (None, None), "trace-lengths", "a.csv"),
     ("cuda", "a.jsonl", {"input_len": "natural"}, (None, None), "trace-lengths", "a.jsonl"),
 ])  # fmt: skip
-def test_the_requests_that_options_ask_for(platform, dataset, given, lengths, source, path):
+def test_options_decide_request_lengths(platform, dataset, given, lengths, source, path):
     spec = requests(platform, dataset=dataset or None, **given)
     assert ((spec.prompt_tokens, spec.output_tokens), spec.source, spec.path) == (lengths, source, path)
 
 
-def test_all_that_is_typed_reaches_the_requests_which_models_of_one_vocabulary_share(monkeypatch, unread):
+def test_every_option_reaches_requests(monkeypatch, unread):
     own = {"sharegpt_rule": "vllm", "accept_truncated": "1", "seed": "3", "tokenizer": "/tok"}
     spec = requests(dataset="a.json", input_len="natural", output_len="9", **own)
     assert (spec.rule, spec.accept_truncated, spec.seed, spec.tokenizer) == ("vllm", True, 3, "/tok")
@@ -324,7 +324,7 @@ def test_all_that_is_typed_reaches_the_requests_which_models_of_one_vocabulary_s
     ("qwen3-0.6b", {"kind": "embed"}, "embed", (("runner", "pooling"),)),
     ("qwen3-0.6b", {}, "generate", ()),
 ])  # fmt: skip
-def test_requests_ask_for_what_a_model_was_made_for_and_a_result_takes_no_token(model, asked, kind, extra):
+def test_model_decides_request_kind(model, asked, kind, extra):
     made = on_gpus(**asked).workload(model)
     assert (made.spec.kind, made.reference().kind, made.longest) == (kind, kind, 512 + 256 * (kind == "generate"))
     assert {r.output_tokens for r in made.requests} == {256 if kind == "generate" else 1}
@@ -337,7 +337,7 @@ def test_requests_ask_for_what_a_model_was_made_for_and_a_result_takes_no_token(
     (NATURAL | RULE, "no.json", ""), (NATURAL | RULE, "tokenizer.json", "FOLDER"),
     (NATURAL, "tokenizer.json", ""), (RULE, "tokenizer.json", ""),
 ], ids=range(8))  # fmt: skip
-def test_text_is_cut_by_the_tokenizer_of_real_weights_or_of_the_folder(tmp_path, unread, given, beside, tokenizer):
+def test_tokenizer_follows_weights_or_folder(tmp_path, unread, given, beside, tokenizer):
     model = written(tmp_path, dict(CATALOGUE["opt-125m"].config)) if beside else "opt-125m"
     (tmp_path / (beside or "no.json")).touch()
     found = simulated(dataset="talks.json", **given).workload(model).tokenizer
@@ -346,7 +346,7 @@ def test_text_is_cut_by_the_tokenizer_of_real_weights_or_of_the_folder(tmp_path,
 
 
 # What a planner finds on its host
-def test_values_that_no_test_could_use_are_refused_models_fit_and_licences_are_noted(tmp_path, monkeypatch):
+def test_unusable_option_values_are_refused(tmp_path, monkeypatch):
     wrong = [("models", "opt-17b"), ("dataset", f"{tmp_path}/a.json"), ("dataset", f"{tmp_path}/a.csv")]
     for name, text in wrong:
         with pytest.raises(errors.SlmError, match=text):
@@ -389,7 +389,7 @@ def test_values_that_no_test_could_use_are_refused_models_fit_and_licences_are_n
     assert on_gpu(**drafting).kv_cache_bytes == 0 < on_gpu(**ngram).kv_cache_bytes == on_gpu().kv_cache_bytes
 
 
-def test_an_endpoint_serves_a_model_under_its_own_name_and_its_url_tells_what_it_is_asked_for():
+def test_endpoint_keeps_its_model_name():
     own = behind(URLS, models="org/theirs,Org/Opt-125M", load_format="auto", allow_prefix_cache="1")
     facts = {"platform": "remote", "interface": "endpoint", "url": "http://a:1/v1/completions", "load_format": "auto"}
     theirs = EngineSpec("org/theirs", allow_prefix_cache=True, **facts)
@@ -403,7 +403,7 @@ def test_an_endpoint_serves_a_model_under_its_own_name_and_its_url_tells_what_it
     assert found == kinds
 
 
-def test_devices_and_environment_of_an_engine_are_those_that_it_runs_on_looked_at_once(monkeypatch):
+def test_engine_environment_is_probed_once(monkeypatch):
     own, urls, unknown = on_gpus(), behind(URLS), Host(Environment(platform="cpu"), "cpu")
     for host, *wanted in ((THERE, 0, 3), (MIXED, 0, 1), (Host(H200, "GPU-0"), 7), (CORES, 0, 1), (unknown, 9)):
         assert planner.check_there(host, wanted) is None
@@ -427,7 +427,7 @@ def test_devices_and_environment_of_an_engine_are_those_that_it_runs_on_looked_a
 
 
 # Points
-def test_points_are_those_of_sweeps_or_a_marker_and_a_share_of_prompts_turns_the_cache_on():
+def test_points_follow_options_or_marker():
     burst = simulated(ramp_up="burst", window="7")
     assert burst.load(3) == ClosedLoop(3, window_s=7.0, ramp_up="burst")
     assert burst.load(3, {"ramp_up": "staggered"}).ramp_up == "staggered"
@@ -464,7 +464,7 @@ def test_points_are_those_of_sweeps_or_a_marker_and_a_share_of_prompts_turns_the
     assert "no cache of prefixes" in job.skip_reason
 
 
-def test_a_sweep_doubles_up_to_the_capacity_and_refuses_what_was_asked_for_beyond_it(monkeypatch):
+def test_sweep_doubles_up_to_capacity(monkeypatch):
     own = on_gpus()
     sweep = own.sweep("opt-1.3b")
     capacity, [(load, why)] = kv_capacity(sweep.spec, 768), sweep.cut
@@ -492,7 +492,7 @@ def test_a_sweep_doubles_up_to_the_capacity_and_refuses_what_was_asked_for_beyon
 
 
 @given(GRIDS, GRIDS, st.sampled_from(["opt-125m", "opt-1.3b"]))
-def test_a_grid_has_the_cases_of_every_smaller_one_and_no_key_twice(few, more, model):
+def test_larger_grid_keeps_smaller_cases(few, more, model):
     def found(loads):
         grid = ",".join(map(str, loads))
         return keys(point_cases(simulated(concurrency=grid, models=model, input_len="8", output_len="4"), {}))
@@ -501,7 +501,7 @@ def test_a_grid_has_the_cases_of_every_smaller_one_and_no_key_twice(few, more, m
     assert small.items() <= large.items() and len(set(large.values())) == len(large) == len({*few, *more})
 
 
-def test_a_point_or_replicas_that_cannot_be_had_say_why_and_behind_urls_there_are_as_many():
+def test_impossible_point_says_why():
     room = kv_capacity(on_gpus().spec("opt-1.3b"), 768)
     points = [("opt-1.3b", room), ("opt-1.3b", room + 1), ("opt-1.3b", 4)]
     fits, full, small = point_cases(on_gpus(), {"points": points})
@@ -531,7 +531,7 @@ def test_a_point_or_replicas_that_cannot_be_had_say_why_and_behind_urls_there_ar
 
 
 # Replicas
-def test_a_load_of_replicas_is_the_largest_that_two_three_and_four_divide_for_each_number_and_way():
+def test_replica_load_divides_evenly():
     """3, 6, 12 ... up to the largest batch of the model in arXiv:2404.03353, table 1: 512, 256, 128 and 16."""
     for model in CATALOGUE:
         known = {"opt-125m": 384, "opt-1.3b": 192, "opt-2.7b": 96, "opt-13b": 12, "qwen3-0.6b": 96}
@@ -556,7 +556,7 @@ def test_a_load_of_replicas_is_the_largest_that_two_three_and_four_divide_for_ea
     assert case.loads == (ClosedLoop(4, window_s=3.0),) * 2 and (case.id, case.model) == ("it", "m")
 
 
-def test_replicas_share_the_memory_of_one_engine_or_have_gpus_and_what_devices_cannot_share_is_said(monkeypatch):
+def test_replicas_divide_memory_or_gpus(monkeypatch):
     own = on_gpus(gpu_memory_utilization="0.9")
     shared, apart = own.replicas(["opt-1.3b"] * 3), own.replicas(["opt-1.3b"] * 3, "gpus")
     assert [engine.gpu_memory_utilization for engine in shared.engines] == pytest.approx([0.3] * 3)
@@ -582,7 +582,7 @@ def test_replicas_share_the_memory_of_one_engine_or_have_gpus_and_what_devices_c
 
 
 # Several GPUs
-def test_each_model_on_one_two_and_four_gpus_and_as_replicas_or_as_the_options_say():
+def test_gpu_cases_include_replicas():
     cases = gpus_cases(on_gpus(), ["opt-1.3b"])
     wide = [(f"{load}-tp{n}", load, 1, n) for n in (1, 2, 4) for load in (1, 16, 64, 192)]
     apart = [(f"{load}-replicas{n}", load, n, 1) for n, load in ((2, 64), (2, 192), (4, 192))]  # 32 for each, or more
@@ -611,7 +611,9 @@ def test_each_model_on_one_two_and_four_gpus_and_as_replicas_or_as_the_options_s
     assert len(series) == 2 and curves.beside == series, "they are no sweeps"
 
 
-def test_an_engine_without_room_for_the_largest_load_lets_the_others_wait_and_settles_later():
+def test_crowded_engine_settles_longer():
+    """An engine without room for the largest load lets the others wait."""
+
     def settled(degrees="1", **given):
         """Limits of the engines under these options, and for how many lifetimes their loads settle."""
         cases = gpus_cases(on_gpus(tensor_parallel_size=degrees, **given), ["opt-2.7b"])
@@ -631,7 +633,7 @@ def test_an_engine_without_room_for_the_largest_load_lets_the_others_wait_and_se
 
 
 # Jobs
-def test_jobs_of_a_marker_are_those_of_the_chosen_models_named_by_all_that_they_fix():
+def test_marker_jobs_name_their_limits():
     of_mode = {"gpu": [{"model": "opt-125m", "requests": 3}], "cpu": [{"model": "opt-tiny", "requests": 2}]}
     both = [{"model": m, "requests": 3, "lengths": (8, 4)} for m in ("opt-125m", "facebook/opt-1.3b")]
     assert [*told(job_cases(simulated(), {"jobs": of_mode}))] == ["opt-125m-natural-3-at-once"]
@@ -657,7 +659,7 @@ def test_jobs_of_a_marker_are_those_of_the_chosen_models_named_by_all_that_they_
     assert len({r.output_tokens for r in plain.workloads[0].requests}) > 1, "natural lengths"
 
 
-def test_a_job_in_batches_is_served_by_transformers_and_a_cache_is_sized_for_requests_at_full_length():
+def test_batched_job_uses_transformers():
     for way, wait_s in (("none", 0.0), ("static", 0.0), ("dynamic", 0.1)):
         own, batches = on_cpu(tensor_parallel_size="2", engine_arg=["a=1"]), {"lengths": (8, 6), "batching": way}
         spec = job_case(own, "opt-tiny", 4, max_num_seqs=2, **batches).each[0]
@@ -680,7 +682,7 @@ def test_a_job_in_batches_is_served_by_transformers_and_a_cache_is_sized_for_req
 
 
 @given(GRIDS, st.integers(1, 200), st.integers(1, 40), st.integers(1, 9))
-def test_a_cache_for_so_many_requests_holds_just_them_and_shorter_outputs_a_token(numbers, prompt, output, shorter):
+def test_sized_cache_holds_its_requests(numbers, prompt, output, shorter):
     own = on_gpus()
     specs = [job_case(own, "opt-125m", 1, lengths=(prompt, 9), kv_requests=n).each[0] for n in numbers]
     assert [kv_capacity(spec, prompt + 9) for spec in specs] == numbers
@@ -700,14 +702,14 @@ def test_a_cache_for_so_many_requests_holds_just_them_and_shorter_outputs_a_toke
     *((simulated, model, {"kv_requests": 3}, ["KV cache"]) for model in ("lfm2-350m", "granite-4.0-h-350m")),
     *((simulated, model, {}, None) for model in ("lfm2-350m", "granite-4.0-h-350m")),  # whose layout nobody knows
 ])  # fmt: skip
-def test_a_job_that_cannot_be_had_says_why(of, model, job, facts):
+def test_impossible_job_says_why(of, model, job, facts):
     case = job_case(of(), model, **{"requests": 3, "lengths": (8, 4), **job})
     assert (case.engines is None) is (case.skip_reason is not None) is (facts is not None)
     assert case.model == model and case.id and all(fact in case.skip_reason for fact in facts or ())
 
 
 # Adapters
-def test_adapters_of_options_markers_and_jobs_reach_engine_and_requests_and_leave_the_kv_cache():
+def test_adapter_options_reach_their_engine():
     plain, adapted = on_gpus(), on_gpus(lora="16x8", lora_traffic="zipf", engine_arg=["max_loras=4"])
     spec, workload = adapted.spec("opt-125m"), adapted.workload("opt-125m")
     wanted = {"enable_lora": True, "max_loras": 4, "max_lora_rank": 8, "max_cpu_loras": 16}
@@ -736,7 +738,8 @@ def test_adapters_of_options_markers_and_jobs_reach_engine_and_requests_and_leav
     assert "adapters" in job_case(behind(models="opt-125m"), "opt-125m", 4, lora=(8, 16)).skip_reason
 
 
-def test_structured_output_has_the_engine_start_with_a_tokenizer_as_free_text_does_that_is_compared_with_it():
+def test_structured_output_starts_tokenizer():
+    """Free text that is compared with it starts one too."""
     plain, asked = on_gpus(), on_gpus(response_format="json")
     usual, json_point = (each.point("opt-125m", 4) for each in (plain, asked))
     assert "skip_tokenizer_init" not in usual.each[0].arguments
@@ -758,7 +761,7 @@ def test_structured_output_has_the_engine_start_with_a_tokenizer_as_free_text_do
     assert there.workloads[0].spec.output == "JSON" and there.each[0].extra == ()
 
 
-def test_turns_turn_the_cache_on_make_longer_requests_and_a_marker_measures_with_the_cache_and_without():
+def test_turns_enable_prefix_cache():
     plain, asked = on_gpus(), on_gpus(turns="2", think="1.5")
     talks, usual = asked.point("opt-125m", 4), plain.point("opt-125m", 4)
     assert talks.workloads[0].spec == replace(usual.workloads[0].spec, turns=2)
@@ -775,7 +778,7 @@ def test_turns_turn_the_cache_on_make_longer_requests_and_a_marker_measures_with
     assert on_gpus(think="2").load(4) == plain.load(4) != on_gpus(think="2").load(4, words), "between turns alone"
 
 
-def test_a_marker_turns_the_drafts_of_the_options_on_and_off_or_those_of_n_grams():
+def test_marker_toggles_speculative_drafts():
     """One side is part of a planned curve, where the options say so, so it is measured once."""
     own = '{"method": "suffix"}'
     for asked, config in (([], NGRAM), ([f"speculative_config={own}"], own)):

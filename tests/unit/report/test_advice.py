@@ -67,7 +67,7 @@ PLANS = {
 BARE = plan([subject(engine=None, points=points(), output_share=None)], Objectives(price_per_hour=3.5))
 
 
-def test_planted_sweeps_have_the_advice_and_the_facts_that_are_kept():
+def test_advice_matches_expected_file():
     shown = {name: (found, SOURCE) for name, found in PLANS.items()}
     shown |= {
         "nothing but points": (BARE, ResultSource("external results", "itl_ms")),
@@ -125,7 +125,7 @@ def options(command: str) -> dict[str, str]:
 
 
 @given(NAMES, FOOTPRINTS, st.integers(1, 2000), st.integers(1, 200), st.none() | st.integers(1, 10**6))
-def test_a_command_broken_or_not_parses_back_to_its_numbers(model, footprint, batch, gib, tokens):
+def test_serve_command_parses_back(model, footprint, batch, gib, tokens):
     engine = replace(ENGINE, spec=EngineSpec(model), max_num_batched_tokens=tokens, footprint=footprint)
     words = advice.serve_words(engine, batch, gib * GIB)
     seen = options(shlex.join(words))

@@ -38,12 +38,12 @@ def judged(state: State, row: ClaimRow | None = None):
     ({**SWEPT, "gates": GOOD, "judged": [judged(FAILS)]}, "FAILS: throughput-plateau", "-v"),
     ({**SWEPT, "gates": BAD, "judged": [judged(FAILS)]}, "FAILS: the candidate serves", "slm_profile"),
 ])  # fmt: skip
-def test_worst_outcome_is_the_answer(found, answer, do_this):
+def test_worst_outcome_becomes_answer(found, answer, do_this):
     five = answer_of(Findings(**found))
     assert five is not None and five.answer.startswith(answer) and do_this in five.do_this, five
     assert five.look == {"P": "good", "F": "bad", "E": "bad"}.get(five.answer[0], "open")
     assert ("slmserve report a.jsonl" in five.where) is ("archives" in found) and "\n" not in "".join(five.below)
 
 
-def test_nothing_has_no_answer():
+def test_empty_findings_have_no_answer():
     assert answer_of(Findings()) is None

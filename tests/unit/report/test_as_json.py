@@ -37,7 +37,7 @@ class Row:
         return math.inf
 
 
-def test_values_facts_and_rows_are_as_they_are_kept():
+def test_json_values_match_expected_file():
     spec = EngineSpec("m", platform="remote", interface="endpoint", url="http://h/v1")
     values = {
         "a dataclass": Row("a", estimates.Interval(1.5, -math.inf, math.nan), (State.PASSES, State.FAILS)),
@@ -56,7 +56,7 @@ def test_values_facts_and_rows_are_as_they_are_kept():
 
 
 @given(VALUES, st.lists(st.dictionaries(st.text("abc", min_size=1), CELLS), max_size=4))
-def test_every_plain_value_is_json_and_a_table_is_read_back_with_every_cell_and_no_formula(value, rows):
+def test_values_survive_json_or_csv(value, rows):
     assert json.loads(as_json.as_json(value), parse_constant=pytest.fail) == plain(value)
     heads = {name for row in rows for name in row}
 
@@ -71,7 +71,7 @@ def test_every_plain_value_is_json_and_a_table_is_read_back_with_every_cell_and_
     assert [*read.values()] == ["'=HYPERLINK(1)", "'@x", "'+1; =", "a=b", "-1", "-0.5", "", "'\t="]
 
 
-def test_points_and_kinds_of_them_have_the_facts_that_are_kept_and_a_benchmark_a_round_for_each_repeat():
+def test_point_facts_match_expected_file():
     curve = lawful((1, 8, 64), (1, 1))
     for row, point in zip(point_facts(Findings(curves=[curve])), curve.points, strict=True):
         known = {"kind": "point", "valid": True, "goodput": None, "concurrency": point.concurrency}

@@ -19,7 +19,7 @@ def compared(before, after, tolerance=0.03):
     return report.RunSide("before", before), report.RunSide("after", after), compare(before, after, tolerance)
 
 
-def test_facts_of_measurements_are_named_once_and_a_change_is_the_one_that_was_planted_everywhere():
+def test_comparison_shows_planted_change():
     made = [*BASELINE, *candidate(1.1), engine_alone(environment=Environment(platform="cpu", cpu="Xeon"), launch="x")]
     assert report.measured_facts(made) == {
         "measurements": 7, "launches": 3, "models": ["opt-1.3b"], "vllm": [KNOWN.vllm, NEW.vllm],
@@ -72,7 +72,7 @@ def two(rate: float, **more):
     return history({"0.9.0": (1000, "one"), "0.10.0": (rate, "one")}, **more)
 
 
-def test_planted_runs_and_releases_have_the_sections_and_lines_that_are_kept():
+def test_comparison_sections_match_expected_file():
     shown = {name: in_words([report.comparison_section(*compared(*sides))]) for name, sides in SIDES.items()}
     releases = {f"a rate of {rate}": two(rate) for rate in (1200, 800)} | {"steps": history(STEPS)}
     many = {f"0.{i}.0": (1000.0 if i < 15 else 1120.0, "one" if i < 15 else "two") for i in range(10, 20)}

@@ -87,7 +87,7 @@ SCENES = {  # curves, and replicas beside none of them
 }  # fmt: skip
 
 
-def test_planted_replicas_and_memory_have_the_sections_that_are_kept_and_gains_over_one_engine():
+def test_replica_sections_match_expected_file():
     shown = {}
     for name, some in SCENES.items():
         curves = [each for each in some if isinstance(each, Curve)]
@@ -126,7 +126,7 @@ def gpus() -> Curve:
     return on_gpus((1, 2), shared=replicas(2, **PLANTED), room={1: 4}, **PLANTED)
 
 
-def test_the_table_tells_what_waits_and_what_to_deploy_which_is_the_best_by_each_wish(gpus):
+def test_table_tells_best_deployment(gpus):
     sections = list(deployments.gpus_sections([gpus, *gpus.wider]))
     *_, both = on_several(gpus)
     named = [both, replace(both, sharing="mps"), replace(both, tensor_parallel_size=2)]
@@ -168,7 +168,7 @@ def of(*args, **more) -> Curve:
     return curve_of(made[0].spec.model, made)
 
 
-def test_both_interfaces_have_a_row_of_each_load_in_common_and_together_fewer_steps_have_prompts():
+def test_interfaces_compare_common_loads():
     several = [replace(m, spec=replace(m.spec, extra=(("api_server_count", 4),))) for m in swept("server", 1.2)]
     curves = [of(), of("server", 0.9, loads=(8, 16, 32)), curve_of("opt-1.3b", several)]
     shown = {"two servers": in_words(deployments.interfaces_sections(curves))}

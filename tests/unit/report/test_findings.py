@@ -21,7 +21,7 @@ WORST = {"left_out": 1, "problems": ("a", "b"), "degraded": ("hot",), "noise": (
 KINDS = ("a: 1", "took 3.5% of it", "took -4% of it", "it is b-2 c")
 
 
-def test_places_marks_reasons_tolerances_and_outcomes_are_as_they_are_kept_and_judged():
+def test_findings_match_expected_file():
     """The worst of a point is its mark, and a simulation is never a device."""
     places = [H200, replace(H200, url="http://host"), *(Environment(platform="cpu", cpu=cpu) for cpu in ("Xeon", None))]
     places += [replace(H200, platform="simulated"), None]

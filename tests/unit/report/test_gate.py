@@ -39,7 +39,7 @@ def eager_candidate():
     return [replace(m, spec=spec) for m, spec in specs]
 
 
-def test_planted_gates_have_the_sections_that_are_kept():
+def test_gate_sections_match_expected_file():
     """A pair takes a minute, one pair more is for launches that do not count, and a pause is no time of its pairs."""
     found = {
         "fails": pairs(4, speed=0.9),
@@ -70,7 +70,7 @@ def of_releases(measured, *releases):
     return [replace(m, environment=environment) for m, environment in found]
 
 
-def test_five_lines_of_planted_gates_tell_the_worst_and_one_command_that_goes_on():
+def test_five_lines_tell_worst_gate():
     command = "pytest -k 'a b' --slm-gpu --slm-gate --slm-gate-margin=0.02 '--slm-side=candidate:python=v b' -o a=b"
     ran = findings.Findings(command=command, archives=["r.jsonl"], page="gate.html")
     slower = pairs(4, speed=0.95)

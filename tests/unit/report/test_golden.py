@@ -8,6 +8,6 @@ from scripts import in_checkout
 
 @in_checkout
 @pytest.mark.parametrize("name", DRAWN)
-def test_an_archive_shows_what_its_golden_file_has(name):
+def test_archive_matches_golden_file(name):
     with elsewhere(archives()[name]) as path:
         assert difference(name, path) == ""

@@ -28,7 +28,7 @@ def at_once(**planted):
     return [m for n in (1, 2) for m in launch_of_both(n, **planted)]
 
 
-def test_each_two_releases_have_their_verdicts_in_order():
+def test_ledger_orders_release_verdicts():
     old = between("0.9.2", "0.10.0", pairs(4, speed=0.9))
     new = between("0.24.0", "0.25.1", pairs(4, speed=0.99))
     first, second = ledger_sections([new, old])
@@ -41,7 +41,7 @@ def test_each_two_releases_have_their_verdicts_in_order():
     assert "| output tokens/s at 64 | 0.9000 |" in section_markdown(first)
 
 
-def test_layers_and_what_the_host_decides_stand_in_the_verdict():
+def test_ledger_verdict_names_slower_layer():
     slow = between("0.24.0", "0.25.1", at_once(seconds=1.1, kernels=1.1))
     hosted = between("0.25.1", "0.26.0", at_once(share=0.5))
     noisy = between(
@@ -54,7 +54,7 @@ def test_layers_and_what_the_host_decides_stand_in_the_verdict():
     assert re.fullmatch(r"inconclusive, \d+(\.\d)?% worse would have been found", rows(third)["mean E2E at 8"][2])
 
 
-def test_settings_that_differ_beside_the_release_are_named():
+def test_ledger_names_other_differing_settings():
     steps = [between("0.24.0", "0.25.1", pairs(4)), between("0.25.1", "0.26.0", eager(pairs(4)))]
     *_, last = ledger_sections(steps)
     assert last.parts[-1] == "what else differs: enforce_eager False -> True"
@@ -64,6 +64,6 @@ def eager(measured):
     return [replace(m, spec=replace(m.spec, enforce_eager=m.paired.side == "candidate")) for m in measured]
 
 
-def test_one_step_is_left_to_the_gate_itself():
+def test_single_step_has_no_ledger():
     same = between("0.24.0", "0.25.1", pairs(4))
     assert not [*ledger_sections([same, same])] and not [*ledger_sections([gated(pairs(4))])]

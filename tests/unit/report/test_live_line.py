@@ -21,7 +21,7 @@ IMPORTANT = [3, 1, 0, 2, 5, 4]  # fields, the most important first
 
 
 @given(st.integers(1, 160))
-def test_a_wide_line_has_every_field_and_a_narrow_one_leaves_out_whole_ones(columns):
+def test_narrow_line_drops_whole_fields(columns):
     assert MEASURING.within(160) == " | ".join(FIELDS)
     assert PLANNED.measuring(Progress("ramp", 0.1, 0, 1, None)).within(160).endswith("| ramp 0.1 s | 0 done")
     line = MEASURING.within(columns)
@@ -42,12 +42,12 @@ def test_a_wide_line_has_every_field_and_a_narrow_one_leaves_out_whole_ones(colu
     (TimeLeft(rest_s=0.4), 2.0, "longer than planned"),
     (TimeLeft(more=True), 0.5, "0:01+"),  # what takes no second is no longer than planned
 ])  # fmt: skip
-def test_the_time_left_is_never_nothing_and_falls_until_it_is_used_up(left, elapsed_s, text):
+def test_time_left_is_never_zero(left, elapsed_s, text):
     assert left.text(elapsed_s) == (text if "planned" in text else f"{text} left")
     assert not TimeLeft() and TimeLeft(1) and TimeLeft(rest_s=1) and TimeLeft(more=True)
 
 
-def test_the_width_is_that_of_the_terminal_whose_line_is_written_over_and_stages_are_looked_up(monkeypatch, tmp_path):
+def test_live_line_fits_terminal_width(monkeypatch, tmp_path):
     for columns, expected in ((40, 40), (160, 160), (0, 80)):
         monkeypatch.setenv("COLUMNS", "400")
         ours, theirs = pty.openpty()

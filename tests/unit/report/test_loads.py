@@ -48,7 +48,7 @@ GOODPUT = {
 }  # fmt: skip
 
 
-def test_planted_jobs_goodput_and_words_are_as_they_are_kept_and_a_load_judged_by_its_failures():
+def test_job_sections_match_expected_file():
     shown = {f"jobs: {name}": in_words(loads.job_sections(some)) for name, some in JOBS.items()}
     lost, good = Served(8, None, 3), loads.goodput_rows(curve.curve_of("opt-1.3b", [EIGHT]), SLO)
     rows = {name: loads.goodput_rows(curve.curve_of("opt-1.3b", made), SLO) for name, made in GOODPUT.items()}
@@ -81,7 +81,7 @@ def repeated(*rates):
     return [measurement(8, rate, repeat=i) for i, rate in enumerate(rates)]
 
 
-def test_repeats_of_a_load_are_one_section_with_an_interval_that_says_how_many_would_be_enough(at_rates):
+def test_repeats_share_one_section(at_rates):
     alike, apart, wild = repeated(1000, 1001, 1002), repeated(1000, 940, 1060), repeated(1000, 300, 2000)
     assert loads.middle_repeat(apart) is apart[0] and loads.middle_repeat(apart[:2]) is apart[1]
     found = loads.repeat_intervals(apart)["output_tokens_per_s"]
@@ -102,7 +102,7 @@ def test_repeats_of_a_load_are_one_section_with_an_interval_that_says_how_many_w
     assert "of all repeats" not in in_words(loads.load_sections(at_rates, CRITERIA))
 
 
-def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own_and_a_load_says_what_a_cache_gave():
+def test_counted_endpoint_loop_has_section():
     ours = measurement(4, load=ClosedLoop(4, requests=40))
     theirs, rows = replace(ours, spec=THEIRS), ours.run.samples
     asked = replace(theirs, spec=replace(THEIRS, extra=(("top_k", "5"),)))
@@ -133,7 +133,7 @@ def test_a_counted_loop_of_an_endpoint_is_a_section_of_its_own_and_a_load_says_w
     assert "50.0% in common" in told and "hit rate 50.0%" in told
 
 
-def test_quantiles_rise_with_their_share_a_limit_is_a_line_and_a_result_has_one_latency():
+def test_latency_quantiles_rise_with_share():
     gaps = {"growth": 1.01, "least_s": 1e-4, "counts": {463: 90, 694: 10}, "sum_s": 1.9}
     made = {n: measurement(n, law(n)) for n in (2, 8)}
     heard = {n: [streamed(m, gaps=gaps)] for n, m in made.items()}
@@ -162,7 +162,7 @@ def at_rates() -> list[Measurement]:
     return [m for m in archive("cpu-vllm-0.32.0-server") if loads.is_windowed(m.load)]
 
 
-def test_a_series_differs_in_its_rate_alone_and_a_rate_that_is_not_valid_is_told_and_not_drawn(at_rates):
+def test_rate_series_shares_other_settings(at_rates):
     series = loads.rate_series(at_rates[::-1])
     assert sorted(len(each) for each in series) == [1, 1, len(at_rates) - 2]
     rates = [m.load.rate for m in max(series, key=len)]

@@ -76,7 +76,7 @@ def between_releases():
     return [replace(m, run=replace(m.run, failures=1)) if m.paired.pair == 4 else m for m in made]
 
 
-def test_planted_findings_have_the_screen_that_is_kept():
+def test_screen_matches_expected_file():
     slower, written = gated(pairs(6, speed=0.9)), {"written": "written: g.json", "command": "pytest -k 'a b'"}
     either = [(verdict(state), EITHER) for state in (FAILS, INCONCLUSIVE)]
     failing = [(verdict(FAILS, f"claim-{n}"), None) for n in range(30)]
@@ -139,7 +139,7 @@ def test_the_parts_are_made_once_and_a_sentence_has_as_many_lines_as_its_kind_ma
 
 
 @given(st.integers(1, 30), st.integers(1, 60), st.integers(5, 40))
-def test_of_many_notes_the_last_go_first_and_are_counted(notes, words, most):
+def test_last_notes_go_first(notes, words, most):
     with laid_out(80):
         lines = lines_of(most, notes=[f"n{i}{' w' * words}" for i in range(notes)])
     shown = [line.split()[1] for line in lines if line.startswith("note: ")]
@@ -157,7 +157,7 @@ def judged_sweep(**more: object) -> Findings:
     return Findings(curves=[curve], judged=judged, **{**facts, **more})  # type: ignore[arg-type]
 
 
-def test_tables_come_before_the_summary_and_nothing_is_said_twice():
+def test_tables_come_before_summary():
     found = {detail: screen.summary_lines(judged_sweep(), detail) for detail in ("summary", "tables", "all")}
     found["strict"] = screen.summary_lines(judged_sweep(strict=True))
     with laid_out(100):
@@ -175,7 +175,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_run_writes_for_workflows_what_is_kept_below_what_the_page_has_or_tells_why_not(page, tmp_path, monkeypatch):
+def test_workflow_summary_matches_expected_file(page, tmp_path, monkeypatch):
     folder, gates = page.parent / "run", [gated(pairs(4))]
     for found in (judged_sweep(failed=["test_a: why"]), Findings(notes=[f"note {number}" for number in range(90)])):
         assert screen.write_for_others(found, folder / "records.jsonl") == "" and not folder.exists()

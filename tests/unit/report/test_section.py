@@ -20,7 +20,7 @@ HOSTILE = Section("a|b", [
 ])  # fmt: skip
 
 
-def test_a_section_is_text_markdown_and_charts_that_obey_nothing_in_any_units():
+def test_section_formats_match_expected_file():
     shown = {"text": text_of(SHOWN), "Markdown": markdown(SHOWN), "hostile": markdown(HOSTILE)}
     with laid_out(20):
         shown["a narrow legend"] = text_of(Legend("one two three four five", ["six seven eight nine ten"]))
@@ -59,5 +59,5 @@ def test_a_section_is_text_markdown_and_charts_that_obey_nothing_in_any_units():
     ("energy-per-token-falls-with-load", "energy-per-token-falls-with-load"),
     ("output_tokens_per_s, tokenizer", "output_tokens_per_s, tokenizer"),
 ])  # fmt: skip
-def test_outputs_are_called_by_their_name_and_prompts_keep_their_tokens(text, called):
+def test_units_rename_outputs_only(text, called):
     assert (of.renamed(text, "text"), of.renamed(text, "token")) == (called, text)

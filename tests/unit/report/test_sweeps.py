@@ -162,7 +162,7 @@ def planted_curves() -> dict[str, Curve]:
     }  # fmt: skip
 
 
-def test_planted_curves_have_the_sections_that_are_kept():
+def test_sweep_sections_match_expected_file():
     found = {name: Findings(curves=[made]) for name, made in planted_curves().items()}
     found["a limit"] = Findings(curves=[lawful(BATCHES)], slo=metrics.window.parse_slo("e2e:0.5s"))
     claim = ClaimRow(PLATEAU, parameters={"tolerance": 0.75})
@@ -192,7 +192,7 @@ def test_every_curve_can_be_shown(curve):
         assert row["Pareto"] == ("" if beaten else "*")
 
 
-def test_what_feeds_an_engine_was_left_out_or_is_not_known_is_not_told_and_speeds_are_over_the_best():
+def test_starved_engine_blames_front_end():
     def told(*points, m=SERVER) -> bool:
         return "front end" in dict(sweeps.findings(planted(*points, measurements=(m,)), 0.1))
 
@@ -235,7 +235,7 @@ def spent(model, concurrency, joules, limit=700.0, environment=H200) -> Curve:
     return Curve(subject=model, points=(shown,), measurements=(made,))
 
 
-def test_energy_shares_of_prompts_and_plateaus_of_each_model_have_the_tables_that_are_kept():
+def test_overview_tables_match_expected_files():
     some = spent("opt-125m", 512, 0.00843), spent("opt-1.3b", 256, 0.0476, limit=500.0), spent("opt-2.7b", 128, 0.09)
     unknown, small = spent("opt-6.7b", 64, 0.2, limit=None), spent("opt-1.3b", 64, 0.1)  # not the batch of OPT-1.3B
     limits = [planted_telemetry({**WELL, sensors.POWER_LIMIT: limit}, interval_s=0.1) for limit in (700.0, 500.0)]
@@ -277,7 +277,7 @@ def test_energy_shares_of_prompts_and_plateaus_of_each_model_have_the_tables_tha
     assert difference("overview", shown) == ""
 
 
-def test_what_speculation_gains_at_a_load_stands_beside_what_is_accepted():
+def test_speedup_stands_beside_acceptance():
     def of(rates, *extra):
         made = replace(at(), spec=replace(at().spec, extra=extra))
         points = [replace(point(c, [r, 1.01 * r]), acceptance_length=2.5 if extra else None) for c, r in rates.items()]
@@ -296,7 +296,7 @@ def test_what_speculation_gains_at_a_load_stands_beside_what_is_accepted():
     assert not {"acceptance", "speedup %"} & {column.name for column in sweeps.point_columns(plain)}
 
 
-def test_structured_output_is_a_row_below_free_text_of_its_load():
+def test_structured_output_follows_free_text():
     free, asked = at_share(None, (1000.0, 1005.0)), {"response_format": '{"type": "array"}'}
     formats = at_share(None, (900.0, 905.0), **asked), at_share(None, (950.0, 955.0), response_format="json")
     found = {"two formats": with_compared([*formats, free]), "no free text": with_compared(formats)}

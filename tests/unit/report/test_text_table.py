@@ -37,7 +37,7 @@ BROKEN: list[Column[list[str]]] = [Column("words", itemgetter(0), "left"), Colum
 
 
 @given(st.floats(1e-3, 1e9), st.integers(1, 5))
-def test_a_figure_is_the_decimal_of_so_many_digits(value, digits):
+def test_figure_keeps_given_digits(value, digits):
     least = math.floor(math.log10(float(f"{value:.{digits}g}"))) - digits + 1
     exact = Decimal(value).quantize(Decimal(10) ** max(min(least, 0), -6), ROUND_HALF_EVEN)
     assert Decimal(figure(value, digits).replace(",", "")) == exact
@@ -56,11 +56,11 @@ def test_a_figure_is_the_decimal_of_so_many_digits(value, digits):
     (partial(text_table.counted, 2), ["launch", "host", "loss"], ["2 launches", "2 hosts", "2 losses"]),
     (partial(text_table.counted, what="launch"), [1, 0], ["1 launch", "0 launches"]),
 ])  # fmt: skip
-def test_numbers_have_significant_digits_and_the_units_of_a_report(shown, values, texts):
+def test_numbers_have_significant_digits(shown, values, texts):
     assert [shown(value) for value in values] == texts
 
 
-def test_planted_tables_lines_and_intervals_are_as_they_are_kept_where_noise_is_known():
+def test_tables_match_expected_file():
     seen, unknown, half = Interval(2.0, 1.5, 2.5), Interval(2.0), Interval(2.0, 1.0, None)
     assert text_table.between(seen, 1e3) == " (95%: 1,500 to 2,500)" and text_table.between(unknown) == ""
     assert text_table.between(seen, 100, "%") == " (95%: 150 to 250%)"
@@ -90,13 +90,13 @@ def test_planted_tables_lines_and_intervals_are_as_they_are_kept_where_noise_is_
     ("a", (NOTHING, DASH, LETTER, DASH), 1, [NOTHING, LETTER]),
     ("", (LETTER, DASH), 2, [LETTER, DASH]),
 ])  # fmt: skip
-def test_columns_that_tell_nothing_are_left_out_unless_they_are_always_there(rows, columns, always, kept):
+def test_empty_columns_are_left_out(rows, columns, always, kept):
     assert text_table.telling(rows, columns, always) == kept
     assert table(rows, columns, always) == table(rows, kept, len(kept))
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=6), st.integers(20, 90), st.data())
-def test_a_table_fits_by_its_ranks_and_loses_no_cell_in_silence(ranks, width, data):
+def test_narrow_table_drops_ranked_columns(ranks, width, data):
     ranks = [0, *ranks]
     rows = [[f"{number}{'x' * data.draw(st.integers(0, 12))}" for number in range(len(ranks))] for _ in range(2)]
     columns = [Column(f"h{i}", itemgetter(i), rank=rank) for i, rank in enumerate(ranks)]
@@ -115,7 +115,7 @@ def test_a_table_fits_by_its_ranks_and_loses_no_cell_in_silence(ranks, width, da
 
 
 @given(st.lists(WORDS, min_size=1, max_size=40), st.integers(0, 6), st.integers(20, 100))
-def test_broken_lines_fit_and_keep_their_words_below_their_indent(words, indent, width):
+def test_broken_lines_keep_their_words(words, indent, width):
     with laid_out(width):
         lines = folded(f"{' ' * indent}{' '.join(words)}").split("\n")
         assert folded("a b\nshort") == "a b\nshort"
@@ -126,7 +126,7 @@ def test_broken_lines_fit_and_keep_their_words_below_their_indent(words, indent,
     assert places == [indent, *[indent + 2] * (len(lines) - 1)]
 
 
-def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
+def test_layout_uses_terminal_width(monkeypatch):
     for columns, width in (("123", 123), ("3", text_table.NARROWEST)):
         monkeypatch.setenv("COLUMNS", columns)
         assert (layout().width, layout().every_column) == (width, False)
@@ -140,7 +140,7 @@ def test_the_width_is_that_of_the_terminal_or_what_columns_says(monkeypatch):
 
 
 @given(st.lists(st.text("ab '\"$", min_size=1, max_size=12), min_size=1, max_size=9), st.integers(20, 60))
-def test_a_command_is_broken_between_words_and_can_be_typed(words, width):
+def test_broken_command_can_be_typed(words, width):
     with laid_out(width):
         first, *others = lines = text_table.command_lines("to repeat it:", shlex.join(words))
     assert all(line.endswith(" \\") for line in lines[:-1]) and not lines[-1].endswith(" \\")

@@ -26,7 +26,7 @@ def verdict(state: State, claim: str = "throughput-plateau", subject: str = "opt
     return Verdict(claim, subject, state, "because", **facts)  # type: ignore[arg-type]
 
 
-def test_planted_verdicts_are_told_as_they_are_kept():
+def test_verdict_lines_match_expected_file():
     names = [*CLAIMS][3], "of-mine", [*CLAIMS][1]
     evidence = [(verdict(P), TO_FAIL), (verdict(F), TO_HOLD), (verdict(F), replace(TO_HOLD, evidence=""))]
     asked = [("a", "m0", "ask"), ("a", "m1", "ask"), ("a", "m2", "ask"), ("b", "m0", "ask"), ("b", "m2", "look")]

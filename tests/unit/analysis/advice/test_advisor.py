@@ -63,7 +63,7 @@ def advice(points: list[Point], wish: Objectives, **facts: object) -> advisor.Ad
     return plan([subject(points, **facts)], wish).advices[0]
 
 
-def test_two_loads_predict_the_larger_ones_which_have_the_figures_of_the_laws():
+def test_two_loads_predict_larger_loads():
     """From 1 and 32 alone: every larger load is told 8 to 13% too slow. A prediction is marked and careful."""
     seen = advice(published(1, 32), Objectives(slo=FOUR_TIMES, gpu_bytes=GPU))
     errors = [seen.decision.wait.seconds(p.batch_repeats[0]) / p.e2e_repeats[0] - 1 for p in published()[-6:]]
@@ -90,7 +90,7 @@ def test_two_loads_predict_the_larger_ones_which_have_the_figures_of_the_laws():
 
 
 @given(st.floats(0.5, 500), st.sampled_from(GRID[1:7]), st.floats(0.05, 0.9), st.floats(1.05, 8))
-def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, second, threshold, factor):
+def test_two_loads_match_closed_form(b_half, second, threshold, factor):
     seen = decided(planted((1, second), b_half), slo=RelativeSlo(factor, second), threshold=threshold)
     cap = min((1 + b_half) / threshold - b_half, factor * (second + b_half) - b_half)
     if cap >= advisor.REACH * second:
@@ -108,7 +108,7 @@ def test_on_a_planted_law_two_loads_tell_what_the_closed_form_does(b_half, secon
     # T(1) and the objective may be by the law too.
     (planted((8, 64)), {}, {"slo": RelativeSlo(2, 128)}, 2 * (128 + 45) - 45, True, [("T(1)",), (128,)]),
 ])  # fmt: skip
-def test_what_two_loads_tell_is_noted(points, facts, wish, batch, predicted, notes):
+def test_two_load_advice_has_notes(points, facts, wish, batch, predicted, notes):
     seen = decided(points, facts, **wish)
     assert (seen.batch, seen.predicted, bool(seen.notes)) == (batch, predicted, bool(notes))
     assert all(any(tells(note, *its) for note in seen.notes) for its in notes)
@@ -119,14 +119,14 @@ def test_what_two_loads_tell_is_noted(points, facts, wish, batch, predicted, not
     ([point(8, [100.0], [0.1]), point(64, [800.0], [0.1])], ("8 and 64",)),
     ([point(b, [100.0 * b], [0.1]) for b in (2, 4, 8)], ("T(1)",)),
 ])  # fmt: skip
-def test_where_nothing_can_be_advised_the_reason_is_told(points, facts):
+def test_impossible_advice_states_reason(points, facts):
     found = plan([subject(points)], Objectives(slo=AbsoluteSlo(1.0), gpu_bytes=GPU))
     [only] = found.advices
     assert not found.possible and only.batch is only.advised is only.needs is only.gains is found.together is None
     assert tells(only.decision.reason, *facts)
 
 
-def test_degraded_and_invalid_points_are_never_chosen_and_a_law_that_is_off_is_told():
+def test_degraded_points_are_never_chosen():
     points = planted()
     points[6:8] = replace(points[6], degraded=("the clock fell",)), point(128, ())
     found = [decided(each, threshold=0.2).batch for each in (planted(), points)]
@@ -142,7 +142,7 @@ def test_degraded_and_invalid_points_are_never_chosen_and_a_law_that_is_off_is_t
 
 @given(LOADS, st.floats(0.5, 500), st.floats(0.02, 0.9), *[st.floats(1e-4, 1.0)] * 2, *[st.integers(1, 200)] * 2)
 @example([1, 55], 386.0, 0.25, 1.0, 0.125, 1, 1)  # what the law allows does not fit into the memory
-def test_a_stricter_limit_or_less_memory_never_gives_more(loads, b_half, threshold, one_s, other_s, one, other):
+def test_stricter_limit_never_advises_more(loads, b_half, threshold, one_s, other_s, one, other):
     strict, loose = (
         advice(planted(loads, b_half), Objectives(slo=AbsoluteSlo(s), threshold=threshold, gpu_bytes=GPU)).batch or 0
         for s in sorted((one_s, other_s))
@@ -154,7 +154,7 @@ def test_a_stricter_limit_or_less_memory_never_gives_more(loads, b_half, thresho
         assert small.replicas.at_batch <= large.replicas.at_batch and small.replicas.split <= large.replicas.split
 
 
-def test_what_the_batch_needs_and_what_is_freed():
+def test_batch_needs_state_freed_memory():
     had = replace(ENGINE, gpu_had_bytes=GPU)
     seen = advice(planted(), Objectives(slo=TWICE, gpu_bytes=GPU), engine=had).needs
     kv_bytes = 3073 * 16 * PER_TOKEN  # of 64 requests at full length
@@ -179,7 +179,7 @@ def test_freed_share_of_another_gpu():
 @pytest.mark.parametrize(("engine", "gpu"), [
     (None, None), (None, GPU), (replace(ENGINE, footprint=None, no_footprint="why"), GPU), (ENGINE, None),
 ])  # fmt: skip
-def test_without_a_model_or_a_gpu_the_batch_is_advised_all_the_same(engine, gpu):
+def test_batch_is_advised_without_gpu(engine, gpu):
     found = advice(planted(), Objectives(gpu_bytes=gpu), engine=engine)
     assert found.batch == 256 and found.replicas is None
     seen = found.needs and (found.needs.utilization, found.needs.kv_blocks)
@@ -187,7 +187,7 @@ def test_without_a_model_or_a_gpu_the_batch_is_advised_all_the_same(engine, gpu)
 
 
 @pytest.mark.parametrize(("gib", "batch", "lowered"), [(140, 256, ()), (40, 128, ("opt-1.3b",)), (4, None, ())])
-def test_a_batch_that_the_memory_does_not_hold_is_lowered(gib, batch, lowered):
+def test_batch_beyond_memory_is_lowered(gib, batch, lowered):
     wish = Objectives(gpu_bytes=gib * GIB)
     found = plan([subject(planted())], wish)
     assert (found.advices[0].decision.batch, found.advices[0].batch) == (256, batch)
@@ -198,7 +198,7 @@ def test_a_batch_that_the_memory_does_not_hold_is_lowered(gib, batch, lowered):
 
 
 @given(st.lists(MODELS, min_size=1, max_size=4), st.integers(1, 200), st.floats(0.1, 1))
-def test_the_memory_of_all_models_always_fits(models, gib, share):
+def test_memory_of_models_always_fits(models, gib, share):
     subjects = []
     for i, (loads, b_half, weight, longest) in enumerate(models):
         footprint = replace(FOOTPRINT, weight_bytes=weight * GIB, longest=longest)
@@ -215,7 +215,7 @@ def test_the_memory_of_all_models_always_fits(models, gib, share):
 
 @given(FOOTPRINTS, BATCHES, GPUS, GPUS)
 @example(FOOTPRINT, 1, int(126.9 * GIB), 127 * GIB)  # a request is not divided
-def test_the_kv_bytes_hold_the_batch_and_not_one_more_and_split_replicas_are_no_fewer(footprint, batch, gpu, other):
+def test_kv_bytes_match_batch_exactly(footprint, batch, gpu, other):
     """vLLM refuses to start where less than the share it was told is free: when those before it are there."""
     blocks = footprint.kv_bytes(batch) // footprint.block_bytes
     told = records.Resolved(kv_blocks=blocks, block_size=footprint.block_size)
@@ -241,7 +241,8 @@ def options(draw: st.DrawFn) -> list[BatchOption]:
 
 
 @given(st.lists(options(), min_size=1, max_size=4), GPUS)
-def test_a_division_always_fits_or_is_none_and_takes_the_step_down_that_loses_least(models, budget):
+def test_memory_division_never_exceeds_budget(models, budget):
+    """It takes the step down that loses least."""
     places = divide(models, budget)
     if places is None:
         assert sum(model[0].total_bytes for model in models) > budget
@@ -266,7 +267,8 @@ def rates(by_batch: dict[int, float]) -> list[BatchOption]:
     ({"engine_active": 1.0, "tensor_active": 0.6}, ("host", 1.0), ("tensor", 0.94 / 0.6)),
     ({"dram_active": 0.95}, ("dram", 1.0), ("dram", 1.0)),  # no bound is below one
 ])  # fmt: skip
-def test_time_slicing_is_bound_by_the_host_and_mps_by_the_nearest_unit(figures, time_slicing, mps):
+def test_busy_units_bound_sharing_gain(figures, time_slicing, mps):
+    """The host bounds time slicing, and the nearest unit bounds MPS."""
     seen = advisor.gains_at(subject(planted(**{**SENSED, **figures})), 64)
     assert (seen.at, seen.power_share) == (64, pytest.approx(0.7))
     for bound, (unit, factor) in ((seen.time_slicing, time_slicing), (seen.mps, mps)):
@@ -274,7 +276,7 @@ def test_time_slicing_is_bound_by_the_host_and_mps_by_the_nearest_unit(figures, 
 
 
 @given(st.floats(0, 1.05), st.floats(0, 1), st.floats(0, 1))
-def test_without_sensors_the_roofline_bounds_both_and_every_bound_is_at_least_one(engine, dram, tensor):
+def test_roofline_bounds_gain_without_sensors(engine, dram, tensor):
     facts = {"work": work_of_model(CATALOGUE["opt-1.3b"], 512, 256), "peaks": peaks_of("NVIDIA H200")}
     seen = advisor.gains_at(subject(planted(), **facts), 64)
     assert seen.time_slicing is seen.mps and seen.mps.unit == "roofline" and seen.mps.factor > 1
@@ -299,7 +301,7 @@ def test_without_sensors_the_roofline_bounds_both_and_every_bound_is_at_least_on
     # Sets that were measured decide.
     ({}, 140, 0.93, 1, ("0.93",)), ({}, 140, 1.09, 1, ("1.09",)), ({}, 140, 1.11, 2, ("1.11",)),
 ])  # fmt: skip
-def test_two_engines_are_worth_a_trial_only_where_something_is_to_be_gained(figures, gib, gain, advised, facts):
+def test_second_engine_needs_expected_gain(figures, gib, gain, advised, facts):
     sets, wish = gain and Interval(gain), Objectives(slo=TWICE, gpu_bytes=gib * GIB)
     found = advice(planted(**{**SENSED, **figures}), wish, together=sets)
     assert (found.replicas.advised, found.replicas.each) == (advised, found.batch // advised)
@@ -307,7 +309,7 @@ def test_two_engines_are_worth_a_trial_only_where_something_is_to_be_gained(figu
 
 
 @pytest.mark.parametrize(("gib", "lowered"), [(24, True), (140, False)])
-def test_each_of_several_models_has_the_gpu_for_itself_unless_they_share_it(gib, lowered):
+def test_models_share_gpu_on_request(gib, lowered):
     sweeps = [subject(planted(**SENSED), "a"), subject(planted((1, 8, 64), **SENSED), "b")]
     wish = Objectives(slo=TWICE, gpu_bytes=gib * GIB)
     alone, shared = plan(sweeps, wish), plan(sweeps, replace(wish, together=True))
@@ -317,7 +319,7 @@ def test_each_of_several_models_has_the_gpu_for_itself_unless_they_share_it(gib,
 
 
 @pytest.mark.parametrize("output", [1.0, 0.5])
-def test_the_figures_and_the_cost_of_each_choice(output):
+def test_each_offer_states_its_cost(output):
     wish = Objectives(slo=TWICE, price_per_hour=3.5)
     found = advice(planted(), wish, output_share=output)
     for offer, b in ((found.advised, 64), (found.largest, 512), (found.single, 1)):
@@ -334,7 +336,7 @@ def test_the_figures_and_the_cost_of_each_choice(output):
     assert fmean((seen.tokens_per_s.low, seen.tokens_per_s.high)) == pytest.approx(law(256), rel=0.01)
 
 
-def test_two_engines_get_a_part_of_their_bound_that_published_sets_got_and_nothing_is_told_without_sensors():
+def test_second_engine_reaches_published_share():
     sensed = advisor.gains_at(subject(planted(**SENSED)), 64)
     busy = advisor.gains_at(subject(planted(**{**SENSED, "engine_active": 0.1, "dram_active": 0.1})), 64)
     gain, most = advisor.second_engine(sensed), advisor.second_engine(busy)
@@ -346,7 +348,7 @@ def test_two_engines_get_a_part_of_their_bound_that_published_sets_got_and_nothi
 
 
 @given(st.sampled_from([0.1, 0.3, 0.5]), st.floats(2, 100), LOADS)
-def test_the_ends_of_a_batch_have_the_planted_one_between_them_whichever_loads_were_measured(threshold, b_half, loads):
+def test_batch_ends_enclose_planted_batch(threshold, b_half, loads):
     advice = plan([subject(planted(sorted({1, 600, *loads}), b_half))], Objectives(threshold=threshold)).advices[0]
     truth = (1 + b_half) / threshold - b_half
     least, above = advisor.batch_ends(advice)

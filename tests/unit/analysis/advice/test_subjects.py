@@ -57,7 +57,7 @@ def only(*curves: Curve, **asked):
     return subject
 
 
-def test_a_sweep_brings_its_shape_engine_gpu_times_and_memory_but_a_cpu_or_a_server_has_no_footprint():
+def test_sweep_supplies_engine_facts():
     curve = sweep()
     asked = of_curves(curve)
     [subject] = asked.subjects
@@ -83,7 +83,7 @@ def test_a_sweep_brings_its_shape_engine_gpu_times_and_memory_but_a_cpu_or_a_ser
     assert subject.footprint is None and subject.engine.no_footprint
 
 
-def test_one_model_can_be_asked_for_on_one_gpu_of_one_device_by_its_last_sweep_with_most_loads():
+def test_advisor_selects_sweep_per_model():
     curves = [sweep(), sweep("opt-125m")]
     assert [s.name for s in of_curves(*curves).subjects] == ["opt-1.3b", "opt-125m"]
     subject = only(*curves, model="facebook/opt-125m", longest=2048)
@@ -115,7 +115,7 @@ def test_one_model_can_be_asked_for_on_one_gpu_of_one_device_by_its_last_sweep_w
 SET += (("max_num_batched_tokens", 512), ("cudagraph_capture_sizes", (1, 2, 4)), ("revision", None))
 
 
-def test_what_moved_the_engine_stays_in_its_arguments_and_steps_that_no_cuda_graph_covers_are_noted():
+def test_advised_arguments_keep_engine_settings():
     moved = changed(sweep(), enforce_eager=True, extra=MOVED)
     words = serve_words(only(moved).engine, 8, None)
     assert words[words.index("--enforce-eager") :] == (
@@ -154,7 +154,7 @@ def of_external(curve: Curve, spec: EngineSpec | None = None, longest: int | Non
     return subject
 
 
-def test_external_results_bring_their_batch_and_share_of_output_and_with_a_model_their_memory():
+def test_external_results_supply_engine_facts():
     """Little's law needs the batch, the latency and the rate."""
     curve = published()
     subject = of_external(curve)
@@ -192,7 +192,8 @@ def of_rates(rates):
     return curve_of("opt-1.3b", [measurement(n, rate + i, repeat=i) for n, rate in rates.items() for i in range(2)])
 
 
-def test_the_load_that_serves_most_is_chosen_of_all_and_corrected_for_it():
+def test_advised_batch_claim_corrects_selection():
+    """The load that serves most is chosen of all, so its interval is corrected for that."""
     claim = "advised-batch-costs-little"
     curve = of_rates({1: 100.0, 32: 2400.0, 128: 4800.0, 512: 4900.0})
     verdict, (_, chosen, _, most) = judge(claim, curve), curve.valid
@@ -228,7 +229,7 @@ def states(advised: Advice, found) -> dict[str, State]:
     return {claim: verdict.state for claim, verdict in verified(advised, found).items()}
 
 
-def test_the_engine_is_that_of_the_sweep_with_the_limits_advised_and_unknown_noise_decides_nothing():
+def test_recommended_engine_has_advised_limits():
     extra = (("max_num_seqs", 512), ("num_gpu_blocks_override", 99), ("block_size", 16))
     spec = replace(measurement(1, law(1)).spec, extra=extra)
     kv_bytes = (64 * 6 + 1) * BLOCK_BYTES
@@ -257,7 +258,7 @@ def test_the_engine_is_that_of_the_sweep_with_the_limits_advised_and_unknown_noi
 @pytest.mark.parametrize(("factor", "wanted", "in_time"), [
     (1.0, PASSES, PASSES), (0.9, PASSES, PASSES), (0.7, FAILS, PASSES), (0.5, FAILS, FAILS), (1.3, FAILS, PASSES),
 ])  # fmt: skip
-def test_throughput_and_latency(factor, wanted, in_time):
+def test_measured_engine_verifies_predicted_speed(factor, wanted, in_time):
     wished = {UNPREEMPTED: PASSES, KV_BLOCKS: PASSES, THROUGHPUT: wanted, LATENCY: in_time}
     assert states(advice(), again(factor)) == wished
     found, limit = verified(advice(), again(factor)), advice().decision.limit.seconds
@@ -271,7 +272,7 @@ def test_throughput_and_latency(factor, wanted, in_time):
 @pytest.mark.parametrize(("off", "state"), [
     (-BLOCKS, FAILS), (-3, FAILS), (-2, PASSES), (0, PASSES), (2, PASSES), (3, FAILS),
 ])  # fmt: skip
-def test_kv_blocks_may_be_two_apart_and_the_launch_that_is_farthest_decides(off, state):
+def test_kv_blocks_may_differ_slightly(off, state):
     limits = Resolved(kv_blocks=BLOCKS, block_size=16, max_num_seqs=64, dtype="float16")
     launches = [replace(limits, kv_blocks=BLOCKS + each) for each in (0, off, (off > 0) - (off < 0))]
     found = subjects.kv_blocks_as_predicted(SPEC, launches)
@@ -299,7 +300,7 @@ def together(share: float, **facts: object):
     (GAINS, again(), together(0.8, failures=1), INCONCLUSIVE, None),
     (GAINS, again(failures=1), together(0.8), INCONCLUSIVE, None),
 ])  # fmt: skip
-def test_the_gain_against_its_bound(gains, single, shared, wanted, value):
+def test_gain_above_bound_fails_verdict(gains, single, shared, wanted, value):
     verdict = subjects.gain_within_bound(replace(advice(), gains=gains), points_of(single)[0], shared)
     assert (verdict.state, verdict.subject) == (wanted, "2 x opt-1.3b")
     assert verdict.value == (value and pytest.approx(value))
@@ -307,7 +308,7 @@ def test_the_gain_against_its_bound(gains, single, shared, wanted, value):
         assert verdict.threshold == 2 and tells(verdict.why, f"{value:.3g} times", "2 times")
 
 
-def test_the_gain_of_measured_sets_is_that_of_the_best_and_an_encoder_is_advised_by_its_results():
+def test_best_measured_set_gives_gain():
     """Of those that are valid, on one GPU, and under a load that one engine was measured under."""
     good = together(0.6)
     bad = together(0.6, failures=1), replace(good, sharing="gpus"), replace(good, concurrency=48)

@@ -49,7 +49,7 @@ def planted():
     return archive("h100-vllm-0.26.0-core-third-host")
 
 
-def test_steps_of_a_load_have_all_its_prompts_and_tokens():
+def test_load_steps_cover_all_prompts():
     work = settings()[0].work
     assert step_kinds(work, 64, together=False) == (StepKind(192.0, 64), StepKind(64.0, 64, 1.0))
     assert step_kinds(work, 512, together=False) == (StepKind(256.0, 512, 2.0),)
@@ -58,7 +58,7 @@ def test_steps_of_a_load_have_all_its_prompts_and_tokens():
     assert sum(step.count * step.prompts for step in job) == 100 and len(job) == 4
 
 
-def test_a_step_is_about_as_long_as_the_longer_of_card_and_host():
+def test_slower_side_sets_step_time():
     for setting in (*settings(), *settings("qwen3-4b", "L4")):
         law = step_times(setting)
         assert law.card_s < law.seconds and 0 < law.host_share < 1
@@ -69,7 +69,7 @@ def test_a_step_is_about_as_long_as_the_longer_of_card_and_host():
     assert eager > 1.3 * captured, "graphs for prompts spare the host their launches"
 
 
-def test_more_is_slower_and_a_slower_host_or_card_serves_less():
+def test_slower_host_serves_less():
     for model in ("opt-125m", "qwen3-4b"):
         rates = [p.tokens_per_s.value for p in map(predict_load, settings(model))]
         steps = [p.tpot_s.value for p in map(predict_load, settings(model))]
@@ -82,7 +82,7 @@ def test_more_is_slower_and_a_slower_host_or_card_serves_less():
     assert slowest == sorted(slowest)
 
 
-def test_an_interval_narrows_with_the_cost_of_the_host_and_with_records():
+def test_known_host_cost_narrows_interval():
     setting = settings()[6]
     bare, known = predict_load(setting), predict_load(setting, cost=LAWS.usual)
     assert bare.tokens_per_s.high > known.tokens_per_s.high and bare.half_widths[""] > known.half_widths[""]
@@ -92,7 +92,7 @@ def test_an_interval_narrows_with_the_cost_of_the_host_and_with_records():
 
 
 @pytest.mark.parametrize(("card", "host"), [(1.2, 1.0), (1.0, 1.3), (0.8, 0.9)])
-def test_records_of_the_model_correct_both_laws_and_the_more_the_nearer(card, host):
+def test_records_correct_both_laws(card, host):
     sweep = settings()
     few = factors(sweep[6], [seen(sweep[6], card, host)])
     hosts = [seen(s, card, host, where=name) for s in sweep for name in "abcde"]
@@ -103,7 +103,7 @@ def test_records_of_the_model_correct_both_laws_and_the_more_the_nearer(card, ho
     assert factors(sweep[6], []) == (1.0, 1.0)
 
 
-def test_what_is_measured_there_passes_inside_its_interval_and_fails_outside():
+def test_measured_rate_passes_inside_interval():
     sweep = settings()
     for off, state in ((1.0, State.PASSES), (3.0, State.FAILS)):
         (verdict,) = interval_verdicts([seen(s, off, off) for s in sweep], [])
@@ -111,13 +111,13 @@ def test_what_is_measured_there_passes_inside_its_interval_and_fails_outside():
     assert interval_verdicts([], []) == []
 
 
-def test_the_batch_is_where_a_doubling_gains_little_and_its_range_what_either_law_may_change():
+def test_chosen_batch_has_range():
     batch = batch_to_choose(settings("qwen3-4b", "L4"))
     assert batch.low <= batch.value <= batch.high < 512
     assert batch_to_choose(settings("opt-125m", "H200"), cost=SLOW).value > batch.value
 
 
-def test_a_record_is_one_engine_alone_whose_steps_settings_tell_and_its_host_has_a_cost():
+def test_only_plain_engines_are_records():
     found = seen_in(planted())
     assert {row.gpu for row in found} == {"H100"} and {row.model for row in found} == {"opt-125m", "opt-1.3b"}
     assert all(row.cost and 0.003 < row.cost.fast_s <= row.cost.middle_s < 0.01 for row in found)
@@ -128,7 +128,7 @@ def test_a_record_is_one_engine_alone_whose_steps_settings_tell_and_its_host_has
     assert host_cost([]) is None and host_cost([0.004, 0.004, 0.008]) == HostCost(0.004, 0.004)
 
 
-def test_a_data_sheet_is_found_by_its_family_or_its_name():
+def test_data_sheet_matches_gpu_name():
     names = {"h200": "H200", "NVIDIA L4": "L4", "NVIDIA A100-SXM4-40GB": "A100-40", "L40S": "L40S", "B200": "B200"}
     assert {name: gpu_named(name).family for name in names} == names
     with refused("MI300X", hint="H200"):

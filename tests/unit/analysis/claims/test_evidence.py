@@ -109,7 +109,7 @@ def drop(curve, names, at=None):
     (CHEAPER, "energy_per_token_j", ([1.0, 1.01], [0.5, 0.5], [0.5, 0.51]), INCONCLUSIVE, 0.505 / 1.005, 16, 4),
     (CHEAPER, "energy_per_token_j", ([0.5, 2.0], [0.5, 0.5], [0.1, 0.5]), INCONCLUSIVE, 0.3 / 1.25, 16, 4),
 ])  # fmt: skip
-def test_the_load_with_the_most_or_the_largest_decides(claim, figure, values, state, value, load, n):
+def test_deciding_load_gives_claim_verdict(claim, figure, values, state, value, load, n):
     verdict = judge(claim, sweep(figure, *values))
     assert (verdict.state, verdict.value, verdict.n) == (state, pytest.approx(value), n) and tells(verdict.why, load)
     assert verdict.low < verdict.value < verdict.high and len(verdict.records) == n
@@ -127,7 +127,7 @@ def test_the_load_with_the_most_or_the_largest_decides(claim, figure, values, st
     (CHEAPER, "energy_per_token_j", ([1 / 1.01, 1.01], [0.5, 0.5], [0.2, 0.2]), 0.2 / fmean([1 / 1.01, 1.01]),
      T3 * math.log(1.01) * math.sqrt(2 / 3)),
 ])  # fmt: skip
-def test_the_interval_by_hand(claim, figure, values, value, half):
+def test_claim_interval_matches_hand_calculation(claim, figure, values, value, half):
     verdict = judge(claim, sweep(figure, *values))
     ends = [value * math.exp(-half), value * math.exp(half)]
     if claim in (FEW_WARPS, SM_LOW):
@@ -135,7 +135,7 @@ def test_the_interval_by_hand(claim, figure, values, value, half):
     assert [verdict.value, verdict.low, verdict.high] == pytest.approx([value, *ends], rel=1e-5)
 
 
-def test_launches_that_measured_equally_often_are_repeated_and_obstacles_of_the_sweep_come_first():
+def test_launch_means_count_as_repeats():
     """Means of launches 0.04 apart in one group, 0 in the others: as single repeats 0.04 * sqrt 2."""
 
     def of_two_launches(load, *occupancy):
@@ -180,7 +180,7 @@ def test_launches_that_measured_equally_often_are_repeated_and_obstacles_of_the_
     ((100.0, 900.0, 910.0), ([0.80, 0.99], 0.95, 1.0), INCONCLUSIVE, 910 / 900, ("90%", 1)),
     ((100.0, 900.0, 910.0), (0.80, 0.95, 1.0), FAILS, 910 / 900, ()),
 ])  # fmt: skip
-def test_throughput_after_utilisation_is_full(rates, util, state, value, facts):
+def test_gpu_utilisation_saturates_before_throughput(rates, util, state, value, facts):
     verdict = judge(SATURATES_FIRST, served(rates, util))
     assert verdict.state is state and tells(verdict.why, *facts)
     if util != (0.5, 0.6, [0.80, 0.99]):
@@ -194,7 +194,7 @@ def test_throughput_after_utilisation_is_full(rates, util, state, value, facts):
     ((100.0, 600.0, 700.0), (0.5, 0.95, 1.0), INCONCLUSIVE),  # it may have been full at a load that was left out
     (GROWS, (0.5, 0.6, 0.7), INCONCLUSIVE),
 ])  # fmt: skip
-def test_what_fails_at_the_loads_of_an_adaptive_sweep_need_not_fail_between_them(rates, util, state):
+def test_unmeasured_loads_weaken_claim_verdict(rates, util, state):
     whole = served(rates, util)
     part = replace(whole, adaptive=True, unneeded=(2, 8))
     for claim in (SATURATES_FIRST, MEMORY_BOUND):
@@ -225,7 +225,7 @@ SEEN, NO_LIMIT = sweep("sm_occupancy", 0.1, 0.1, 0.1), "measured under power lim
     # Another power limit is another card.
     (CHEAPER, of_points(sensed(1, power_limit_w=500.0), sensed(4), sensed(16, energy_per_token_j=0.01)), NO_LIMIT),
 ])  # fmt: skip
-def test_what_no_sensor_saw_is_not_guessed(claim, curve, why):
+def test_missing_sensor_makes_claim_inconclusive(claim, curve, why):
     verdict = judge(claim, curve)
     assert (verdict.state, verdict.why, verdict.value) == (INCONCLUSIVE, why, None)
 
@@ -245,7 +245,7 @@ SMALL, LARGE = table_1("opt-125m"), table_1("opt-1.3b", (0.049, 0.051))
 ONCE = [of_points(sensed(PUBLISHED[m], [1e4], energy_per_token_j=[0.01]), subject=m) for m in ("opt-125m", "opt-1.3b")]
 
 
-def test_energy_and_power_of_a_larger_model_against_the_next_smaller_and_one_repeat_of_each():
+def test_energy_claim_compares_model_sizes():
     for large, state in (
         ((0.049, 0.051), PASSES), ((0.0049, 0.0051), FAILS), ((0.0099, 0.0102), INCONCLUSIVE),
         ((0.005, 0.05), INCONCLUSIVE),
@@ -286,7 +286,7 @@ def test_energy_and_power_of_a_larger_model_against_the_next_smaller_and_one_rep
     (drop(LARGE, ["energy_per_token_j"]), SMALL, ("opt-1.3b", 256)),
     *((Curve(subject=model), LARGE, ()) for model in ("opt-125m", "opt-350m", "qwen2.5-3b", "")),  # none is smaller
 ])  # fmt: skip
-def test_only_like_is_compared_with_like(own, other, facts):
+def test_energy_claim_needs_like_conditions(own, other, facts):
     verdict = judge(DEARER, own, [other])
     assert (verdict.state, verdict.value) == (INCONCLUSIVE, None) and tells(verdict.why, *facts)
     if facts == ("opt-125m", 512):
@@ -305,7 +305,7 @@ def any_curves(draw):
 
 
 @given(any_curves(), st.lists(any_curves(), max_size=2))
-def test_judging_is_total_and_sure_only_with_an_interval(curve, others):
+def test_decided_claims_always_have_interval(curve, others):
     for name, claim in CLAIMS.items():
         verdict = judge(name, curve, others)
         assert (verdict.claim, verdict.subject) == (name, curve.subject) and verdict.why
@@ -315,7 +315,7 @@ def test_judging_is_total_and_sure_only_with_an_interval(curve, others):
 
 
 @given(st.integers(0, 10**6), st.floats(0, 0.4), st.floats(1, 2))
-def test_more_noise_never_decides(seed, scale, more):
+def test_more_noise_never_decides_claim(seed, scale, more):
     ranges = {"sm_occupancy": (0.1, 0.9), "saturation_gap": (-2, 2), "energy_per_token_j": (0.1, 1)}
 
     def scattered(scale):
@@ -335,7 +335,7 @@ def test_more_noise_never_decides(seed, scale, more):
     ("opt-125m", 512, 508, 1356), ("opt-1.3b", 256, 89, 238), ("opt-2.7b", 128, 49, 132), ("opt-6.7b", 64, 23, 62),
     ("opt-13b", 16, 7, 20),
 ])  # fmt: skip
-def test_the_paper_overcommits_two_models_which_fit_only_on_the_average(model, published, longest, known):
+def test_two_published_batches_overcommit_memory(model, published, longest, known):
     in_blocks = evidence.largest_batch(model, evidence.KNOWN, block=evidence.BLOCK_SIZE)
     assert (evidence.largest_batch(model, LONGEST), evidence.largest_batch(model), in_blocks) == (longest, known, known)
     verdict = judge("table-1-batch-fits", Curve(subject=model))
@@ -355,13 +355,13 @@ def test_the_paper_overcommits_two_models_which_fit_only_on_the_average(model, p
       for claim in ("table-1-request-size", "table-1-batch-size") for model in ("opt-2.7b", "opt-tiny")),
     ("table-1-batch-fits", "opt-tiny", None, None, INCONCLUSIVE),
 ])  # fmt: skip
-def test_fifty_megabytes_is_off_by_three(claim, model, value, threshold, state):
+def test_published_request_size_is_wrong(claim, model, value, threshold, state):
     verdict = judge(claim, Curve(subject=model))
     assert (verdict.state, verdict.value) == (state, value) and threshold in (None, verdict.threshold)
 
 
 @given(st.sampled_from(list(PUBLISHED)), st.integers(30, 200))
-def test_known_lengths_and_pages_never_hold_less_than_the_longest(model, gib):
+def test_known_lengths_hold_larger_batches(model, gib):
     longest, known = (evidence.largest_batch(model, tokens, gib * specs.GIB) for tokens in (LONGEST, evidence.KNOWN))
     lengths = (evidence.KNOWN, evidence.MEAN)
     paged, mean = (evidence.largest_batch(model, tokens, gib * specs.GIB, evidence.BLOCK_SIZE) for tokens in lengths)
@@ -385,7 +385,7 @@ ONE, TWO = alone(1000.0, 1004.0), together((600.0, 600.0), (601.0, 601.0))
 FOUR = together([260.0] * 4, [261.0] * 4, concurrency=4, group="four")
 
 
-def test_a_curve_has_the_replicas_of_its_own_model_host_and_requests_and_no_points_of_them():
+def test_replica_points_match_their_curve():
     swept = curve_of("opt-1.3b", [*ONE, *TWO])
     assert [p.concurrency for p in swept.points] == [16] and swept.shared == ()
     others = [
@@ -419,7 +419,7 @@ def test_a_curve_has_the_replicas_of_its_own_model_host_and_requests_and_no_poin
     (TAIL, (520.0, 521.0), {"threshold": 1.1}, PASSES, 1002 / 1041),
     (TAIL, (520.0, 521.0), {"threshold": 0.5}, FAILS, 1002 / 1041),
 ])  # fmt: skip
-def test_do_replicas_pay_and_keep_the_tail(claim, rates, bound, state, value):
+def test_replica_claims_get_planted_verdicts(claim, rates, bound, state, value):
     verdict = judge(claim, curve(ONE, together(*((rate, rate) for rate in rates))), **bound)
     assert (verdict.claim, verdict.state, verdict.n) == (claim, state, 6) and {2, 16} <= {*numbers(verdict.why)}
     assert verdict.value == pytest.approx(value, rel=0.03 if claim == TAIL else 1e-6)
@@ -430,7 +430,7 @@ def test_do_replicas_pay_and_keep_the_tail(claim, rates, bound, state, value):
     ("pay", 601 / 1002), ("answer-sooner", 1002 / 601), ("keep-the-tail", 1002 / 601),
     ("use-the-gpu-more", 0.9), ("draw-more-power", 0.9), ("keep-the-power", 0.9),
 ])  # fmt: skip
-def test_replicas_that_serve_less_refute_each_claim_on_them(claim, value, sharing):
+def test_slower_replicas_refute_every_claim(claim, value, sharing):
     """Two of 8 together serve 601, one of 16 serves 1002: by Little's law each waits so much longer. Of two, sensors
     saw 0.9 times the utilisation and power of one."""
 
@@ -446,7 +446,7 @@ def test_replicas_that_serve_less_refute_each_claim_on_them(claim, value, sharin
     assert nothing.state is single.state is INCONCLUSIVE and tells(single.why, 16)
 
 
-def test_the_best_number_of_replicas_and_load_decide_and_what_is_missing_is_said():
+def test_best_replica_count_decides_claim():
     for claim in (PAY, SOONER):
         best = judge(claim, curve(ONE, [*TWO, *FOUR]))
         assert claim == SOONER or {2, 4, 1.04} <= {*numbers(best.why)}
@@ -484,14 +484,14 @@ def test_the_best_number_of_replicas_and_load_decide_and_what_is_missing_is_said
     (EARLIER, (1500.0, 1500.0), (0.07, 0.0705), PASSES), (EARLIER, (1500.0, 1500.0), (0.2, 0.201), FAILS),
     (EARLIER, (1500.0, 1500.0), (0.08, 0.13), INCONCLUSIVE),
 ])  # fmt: skip
-def test_each_higher_hit_rate_has_to_serve_more_or_sooner(claim, rates, ttft_s, state):
+def test_prefix_hits_must_raise_throughput(claim, rates, ttft_s, state):
     others = [MOST_SHARED, at_share(0.5, rates, ttft_s), NONE_SHARED]  # in whatever order
     judged = [judge(claim, curve) for curve in with_compared(others) if curve.warmer]
     assert [verdict.state for verdict in judged] == [state]
     assert judged[0].value and tells(judged[0].why, 64), judged[0].why
 
 
-def test_curves_are_compared_over_hits_if_their_share_differs_alone_and_none_is_of_table_1():
+def test_only_prefix_share_may_differ():
     plain = of_points(point(64, [1000.0, 1005.0]))
     elsewhere = at_share(0.5, (1500.0, 1510.0))
     elsewhere = of_engine(elsewhere, environment={"gpu_name": "NVIDIA L4"})
@@ -526,7 +526,7 @@ def in_json(*rates, concurrency=64, response_format="json"):
 @pytest.mark.parametrize(("rates", "state"), [
     ((950.0, 955.0), PASSES), ((800.0, 805.0), FAILS), ((850.0, 1000.0), INCONCLUSIVE),
 ])  # fmt: skip
-def test_structured_output_has_to_serve_nearly_what_free_text_does_under_each_load(rates, state):
+def test_structured_output_costs_little(rates, state):
     schema = '{"type": "array"}'
     curves = with_compared([in_json(*rates), FREE, in_json(980.0, 985.0, response_format=schema)])
     judged = [(curve, judge(CHEAP, curve)) for curve in curves if curve.structured]
@@ -535,7 +535,7 @@ def test_structured_output_has_to_serve_nearly_what_free_text_does_under_each_lo
     assert [len(evidence.structured_pairs(curve)) for curve in curves] == [0, 2, 0]
 
 
-def test_structured_output_is_compared_with_free_text_alone_and_if_all_of_it_is_valid():
+def test_structured_output_needs_free_text():
     schema, there = in_json(900.0, 905.0, response_format='{"type": "array"}'), claim_of(CHEAP)
     assert not any(curve.structured for curve in with_compared([in_json(950.0, 955.0), schema, NONE_SHARED]))
     pair = with_compared([FREE, in_json(950.0, 955.0)])
@@ -578,7 +578,7 @@ def drafting(*ratios, noise=0.005, plain=PLAIN, **spec):
     ((1.6, 1.2, 0.9, 0.7), 0.4, INCONCLUSIVE, INCONCLUSIVE, ["gains at 1", "costs at 64"]),
     ((1.6, 1.2, 1.1, 1.0), 0.005, PASSES, INCONCLUSIVE, ["costs at 64"]),
 ])  # fmt: skip
-def test_speculation_gains_up_to_a_load_that_is_told_as_far_as_it_is_known(ratios, noise, smallest, crosses, words):
+def test_speculation_gains_until_crossing_load(ratios, noise, smallest, crosses, words):
     curve = drafting(*ratios, noise=noise)
     first, found = (judge(claim, curve) for claim in (GAINS, CROSSES))
     assert (first.state, found.state) == (smallest, crosses) and tells(found.why, *words), found.why
@@ -588,7 +588,7 @@ def test_speculation_gains_up_to_a_load_that_is_told_as_far_as_it_is_known(ratio
         assert 4 < found.low < found.value < found.high < 16 and found.n == len(found.records)
 
 
-def test_engines_are_compared_that_differ_in_their_speculation_alone():
+def test_speculation_pairs_otherwise_equal_engines():
     plain, real = of_rates(PLAIN, None), of_rates(PLAIN, load_format="auto")
     larger = of_rates(PLAIN, '{"model": "opt-tiny"}', kv_cache_bytes=0)  # the cache is what a draft model leaves
     other = of_rates(PLAIN, '{"method": "suffix"}')
@@ -601,7 +601,7 @@ def test_engines_are_compared_that_differ_in_their_speculation_alone():
     assert said in verdict.why and "real text" not in verdict.why
 
 
-def test_what_is_missing_to_compare_an_engine_with_and_without_speculation_is_said():
+def test_speculation_claim_says_missing_data():
     elsewhere = {2 * load: rate for load, rate in PLAIN.items()}
     for curve, fact in (
         (drafting(None, 1.2, 0.9, 0.7), "planted: invalid"),

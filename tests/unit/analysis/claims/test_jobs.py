@@ -80,7 +80,7 @@ PLANTED = [
 
 
 @pytest.mark.parametrize(("claim", "jobs", "figures", "other", "facts"), PLANTED, ids=[row[0] for row in PLANTED])
-def test_planted_jobs_pass_fail_or_are_too_noisy_or_not_there(claim, jobs, figures, other, facts):
+def test_job_claims_judge_planted_figures(claim, jobs, figures, other, facts):
     for figure, state in zip(figures, (PASSES, FAILS, INCONCLUSIVE, INCONCLUSIVE)):
         curve = of_jobs(*jobs(figure))
         verdict = judge(claim, curve)
@@ -125,7 +125,7 @@ BOUND = limit(128, (15.0, 15.1), 107.0), limit(256, (15.0, 15.1), 107.0)  # by t
     *((ALIKE, of_model("llama-7b", *served), len(served) > 1, ("llama-7b", "opt-6.7b"))
       for served in ((RATE,), (RATE, RATE))),
 ])  # fmt: skip
-def test_what_was_not_measured_is_inconclusive_and_of_no_such_jobs_nothing_is_judged(claim, curve, judged, facts):
+def test_unmeasured_jobs_are_inconclusive(claim, curve, judged, facts):
     verdict = judge(claim, curve, [curve])
     assert (verdict.state, verdict.value, is_judged(claim, curve)) == (INCONCLUSIVE, None, judged)
     assert tells(verdict.why, *facts)
@@ -135,7 +135,7 @@ def test_what_was_not_measured_is_inconclusive_and_of_no_such_jobs_nothing_is_ju
     ((10.5, 10.6), PASSES), ((6.0, 6.1), FAILS), ((15.0, 15.1), FAILS), ((10.0, 15.0), INCONCLUSIVE),
     ((), INCONCLUSIVE),
 ])  # fmt: skip
-def test_alike_at_one_size_is_judged_at_each_number_of_requests(served, state):
+def test_alike_claim_judges_request_counts(served, state):
     llama, opt = of_model("llama-7b", served, RATE, RATE), of_model("opt-6.7b", RATE, RATE, RATE)
     verdict = judge(ALIKE, llama, [llama, opt])
     assert verdict.state is state and is_judged(ALIKE, llama)
@@ -161,7 +161,7 @@ def test_throughput_grows_with_kv_blocks(small, fits, more, preempted, state):
         assert verdict.threshold == claim_of(KV).parameters["threshold"] and verdict.n == len(verdict.records) == 6
 
 
-def test_the_noise_is_that_of_all_jobs_compared_of_limits_the_most_are_taken_and_each_adapter_must_cost():
+def test_all_jobs_contribute_claim_noise():
     """A larger cache whose repeats are farther apart makes the ratio of the two others less sure."""
     caches = of_cache(RATE, 8), of_cache(SERVED, 64)
     quiet, loud = (judge(KV, of_jobs(*caches, of_cache(more, 128))) for more in ((20.1, 20.2), (18.0, 22.3)))
@@ -204,7 +204,7 @@ def lora(served, count, rank=8, slots=64, **more):
     (MORE, {"count": 64}, {"count": 1}, ["64x8", "1x8"]), (RANK, {"count": 64, "rank": 64}, {"count": 64}, ["64x64"]),
     (STARVE, {"count": 64, "slots": 8}, {"count": 64}, [8, "64x8", 64]),
 ])  # fmt: skip
-def test_what_adapters_cost(claim, of, to, words):
+def test_adapter_claims_judge_their_cost(claim, of, to, words):
     for served, state in ((RATE, PASSES), ((30.0, 30.1), FAILS), ((10.0, 35.0), INCONCLUSIVE)):
         verdict = judge(claim, of_jobs(lora(served, **of), lora(SERVED, **to)))
         assert verdict.state is state and tells(verdict.why, *words), verdict.why

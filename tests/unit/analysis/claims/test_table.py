@@ -41,7 +41,7 @@ TABLE = (
 )
 
 
-def test_the_table_says_of_each_claim_what_it_must_and_each_has_a_test_of_records_that_refute_it():
+def test_claim_table_is_complete():
     """Each states a sentence, tells its estimate, and has a row everywhere; no two rows are of one place. A claim on
     sharing stands for one of each way."""
     for claim in CLAIMS.values():
@@ -86,7 +86,7 @@ def test_the_table_says_of_each_claim_what_it_must_and_each_has_a_test_of_record
     (("opt-1.3b", Environment(platform="cuda"), "engine", "burst"), "platform"),
     (("opt-1.3b", Environment(platform="cuda"), "server", "burst"), "platform"),
 ])  # fmt: skip
-def test_the_most_specific_row_rules_and_a_range_may_have_no_end(where, evidence):
+def test_most_specific_claim_row_wins(where, evidence):
     assert [row_for(PLATEAU, *where, rows=rows).evidence for rows in (TABLE, TABLE[::-1])] == [evidence] * 2
     rows = (ClaimRow(PLATEAU), ClaimRow(PLATEAU, vllm=("0.26", ""), evidence="new"))
     found = [row_for(PLATEAU, "x", Environment(vllm=version), rows=rows).evidence for version in ("1.0", "0.9.2")]
@@ -97,12 +97,12 @@ def test_the_most_specific_row_rules_and_a_range_may_have_no_end(where, evidence
     ("flying", ROWS, ("'flying'",), PLATEAU), ("throughput-platau", ROWS, ("'throughput-platau'",), PLATEAU),
     (PLATEAU, (ClaimRow(PLATEAU, model="opt-2.7b"),), (PLATEAU, "opt-1.3b"), ""),
 ])  # fmt: skip
-def test_an_unknown_claim_is_named_with_the_nearest_and_one_without_a_row_too(name, rows, facts, hint):
+def test_unknown_claim_suggests_nearest_name(name, rows, facts, hint):
     with refused(*facts, hint=hint):
         row_for(name, "opt-1.3b", rows=rows)
 
 
-def test_the_expected_failures_fail_the_others_hold_and_all_name_their_subject_alike():
+def test_expected_claim_verdicts_hold():
     for model in ("opt-125m", "opt-1.3b", "opt-2.7b", "opt-6.7b", "opt-13b"):
         row = row_for("table-1-batch-fits", model)
         verdict = judge_row(row, Curve(subject=model))
@@ -156,12 +156,12 @@ def again(measurements, *plans):
     *(("gate", lambda terms=terms: again(pairs(4), (EARLIER, {"gate": terms}))) for terms in (
         {}, None, 3, {**TERMS, "margin": "wide"}, {**TERMS, "margin": 2.0}, {**TERMS, "pairs": 1})),
 ])  # fmt: skip
-def test_what_no_judgement_can_be_made_of_is_the_archives_fault(fact, call):
+def test_malformed_archive_rows_are_refused(fact, call):
     with refused(fact, kind=BadArchive):
         call()
 
 
-def test_rows_survive_a_record_and_what_differs_in_more_than_its_concurrency_is_another_curve():
+def test_claim_rows_survive_record():
     stored = [{**json.loads(json.dumps(asdict(row))), "added_later": 1} for row in (*ROWS, *TABLE)]
     assert table.rows_from({"rows": stored}) == (*ROWS, *TABLE)
     assert table.rows_from({"rows": [asdict(row) for row in ROWS]}) == ROWS == table.rows_from({})
@@ -194,7 +194,7 @@ def test_rows_survive_a_record_and_what_differs_in_more_than_its_concurrency_is_
     ((1, 128, 256, 512), [(EARLIER, plan_of((1, *BATCHES), adaptive={"tolerance": 0.1}))], (), ()),
     ((1, 512), [(EARLIER, plan_of((1, *BATCHES), adaptive={"tolerance": 0.1}))], (256,), ()),
 ])  # fmt: skip
-def test_planned_and_cut_loads_come_from_the_session(measured, sessions, missing, cut):
+def test_session_tells_planned_loads(measured, sessions, missing, cut):
     (curve,) = stored_curves(sweep(measured), sessions)
     assert (curve.subject, tuple(p.concurrency for p in curve.points)) == ("opt-1.3b", measured)
     assert (curve.missing, curve.cut) == (missing, cut)
@@ -202,7 +202,7 @@ def test_planned_and_cut_loads_come_from_the_session(measured, sessions, missing
     assert bool(curve.adaptive) is (1 in measured)
 
 
-def test_every_claim_is_judged_of_every_curve_but_beside_the_planned_sweeps_none_on_a_plateau():
+def test_every_curve_gets_every_claim():
     judged = judge_all(stored_curves([*sweep(), *sweep(model="opt-2.7b")], []), ROWS)
     subjects = [(v.claim, v.subject) for v, _ in judged]
     of_arithmetic = sum(len(claim.models) for claim in CLAIMS.values() if claim.of == "arithmetic")
@@ -233,7 +233,7 @@ STRICT = ClaimRow(PLATEAU, parameters={"tolerance": 0.01}, expected="fails")
 
 
 @pytest.mark.parametrize(("only", "others"), [({"ramp_up": "burst"}, TOGETHER), ({"interface": "server"}, SERVED)])
-def test_a_row_of_one_way_to_load_rules_its_curves_only_and_another_expectation_of_the_run_is_told(only, others):
+def test_special_row_rules_matching_curves(only, others):
     judged = judge_all(stored_curves([*sweep(), *others], []), (*ROWS, replace(STRICT, **only)))
     found = {v.subject: row.expected for v, row in judged if v.claim == PLATEAU}
     assert [*found.values()] == ["passes", "fails"] and all(tells(subject, "opt-1.3b") for subject in found)
@@ -243,7 +243,7 @@ def test_a_row_of_one_way_to_load_rules_its_curves_only_and_another_expectation_
     assert told.why.startswith(verdict.why) and tells(told.why.removeprefix(verdict.why), "passes")
 
 
-def test_the_terms_of_its_session_rule_and_without_any_the_defaults_which_are_told():
+def test_gate_uses_its_session_terms():
     """5% worse: within the wider margin, and not within the usual one."""
     made = pairs(4, speed=1 / 1.05)
     [(usual, note)] = again(made, (EARLIER, {"gate": TERMS}), (LATER, {"gate": {**TERMS, "margin": 0.5}}))

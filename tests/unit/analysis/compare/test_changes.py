@@ -95,7 +95,8 @@ def by_name(found):
 @pytest.mark.parametrize(("factor", "verdict"), [
     (1.0, SAME), (1.02, SAME), (1.03, UNKNOWN), (1.05, WORSE), (1.1, WORSE), (0.97, NO_WORSE), (0.9, BETTER),
 ])  # fmt: skip
-def test_where_a_sensor_bounds_how_launches_differ_repeats_decide_also_against_a_stored_baseline(factor, verdict):
+def test_bounding_sensor_lets_repeats_decide(factor, verdict):
+    """A sensor bounds how launches differ; also against a stored baseline."""
     found = compare(BASELINE, candidate(factor))
     assert verdicts(found, *BOUNDED) == {verdict} and sum(found.counts.values()) == len(found.changes)
     assert found.state is (State.FAILS if verdict is WORSE else State.INCONCLUSIVE)
@@ -118,7 +119,7 @@ def test_where_a_sensor_bounds_how_launches_differ_repeats_decide_also_against_a
 
 @pytest.mark.parametrize("facts", [{}, CPU])
 @pytest.mark.parametrize(("factor", "verdict"), [(1.0, SAME), (1.1, WORSE), (0.9, BETTER)])
-def test_four_launches_on_each_side_decide_every_metric(facts, factor, verdict):
+def test_four_launches_decide_every_metric(facts, factor, verdict):
     found = compare(launched(1000, "a", **facts), launched(1000 / factor, "b", **facts))
     assert verdicts(found, RATE, "requests_per_s", "ttft_s", "ttft_p99_s", "e2e_p99_s") == {verdict}
     # Student's, of logarithms of rates 0, 1, 2 and 3 thousandths up on both sides, with 6 degrees of freedom.
@@ -130,7 +131,7 @@ def test_four_launches_on_each_side_decide_every_metric(facts, factor, verdict):
 @pytest.mark.parametrize(("active", "factor"), [
     (1.0, 1.002), (0.64, math.exp(math.hypot(math.log(1.002), math.log(0.64) / 2)))
 ])  # fmt: skip
-def test_one_launch_widens_the_interval_by_what_launches_differ_which_waiting_allows(active, factor):
+def test_single_launch_widens_interval(active, factor):
     columns = {**BUSY, sensors.ENGINE_ACTIVE: active}
     there, here = repeats([1000, 1000], columns=columns), repeats([900, 900], launch="b", columns=columns)
     seen = by_name(compare(there, here))[RATE].ratio
@@ -150,7 +151,7 @@ def test_one_launch_widens_the_interval_by_what_launches_differ_which_waiting_al
     (BASELINE[:1], candidate(2.0)[:1], (changes.ONE_REPEAT,)),
     (BASELINE, candidate(1.5, environment=replace(NEW, cores=8)), ("cores", 16, 8)),
 ])  # fmt: skip
-def test_nothing_is_decided_however_large_the_difference(there, here, facts):
+def test_insufficient_launches_decide_nothing(there, here, facts):
     found = compare(there, here)
     assert verdicts(found) == {UNKNOWN} and found.state is State.INCONCLUSIVE
     rate = by_name(found)[RATE]
@@ -160,7 +161,7 @@ def test_nothing_is_decided_however_large_the_difference(there, here, facts):
 @pytest.mark.parametrize("factor", [0.2, 1.0, 5.0])
 @pytest.mark.parametrize("launches", [1, LAUNCHES])
 @pytest.mark.parametrize("host", ["two", None])
-def test_on_another_host_nothing_is_better_or_worse(factor, launches, host):
+def test_other_host_decides_no_change(factor, launches, host):
     there = launched(1000, "a", launches)
     here = launched(1000 / factor, "b", launches, environment=replace(KNOWN, host=host))
     found = compare(there, here)
@@ -171,7 +172,7 @@ def test_on_another_host_nothing_is_better_or_worse(factor, launches, host):
         assert verdicts(compare(there, here, 0.15), *BOUNDED) == {SAME}, "a large tolerance"
 
 
-def test_what_is_compared_is_by_engine_with_other_arguments_and_jobs_but_no_gate_or_lost_replica():
+def test_engines_pair_despite_changed_arguments():
     asked = {"max_num_batched_tokens": 2048, "extra": (("block_size", 32),)}
     here = having(candidate(1.5, environment=KNOWN), spec=asked, resolved={"max_num_batched_tokens": 2048})
     found = compare(BASELINE, here)
@@ -212,7 +213,7 @@ def test_what_is_compared_is_by_engine_with_other_arguments_and_jobs_but_no_gate
     (("opt-1.3b",) * 2, "2 x opt-1.3b by mps"), (("opt-125m", "opt-1.3b"), "opt-125m + opt-1.3b by mps"),
 ])  # fmt: skip
 @pytest.mark.parametrize(("factor", "state"), [(1.0, "passes"), (1.1, "fails"), (1.03, "inconclusive")])
-def test_engines_that_share_a_device_are_one_case(models, name, factor, state):
+def test_sharing_engines_form_one_case(models, name, factor, state):
     there = shared([500, 501, 500], models=models)
     here = shared([500, 501, 500], factor, models=models, environment=NEW, launch="launch-2")
     assert states(there, here) == both(state)
@@ -269,13 +270,13 @@ MISMATCHES = [
 
 
 @pytest.mark.parametrize(("other", "words", "was", "now"), MISMATCHES)
-def test_what_must_match_is_one_clause_either_way(other, words, was, now):
+def test_mismatch_gives_one_clause(other, words, was, now):
     (there,), (here,) = why_not(ONE, other), why_not(other, ONE)
     assert tells(there, words, was, now) and there.index(str(was)) < there.index(str(now))
     assert tells(here, words, was, now) and here.index(str(now)) < here.rindex(str(was))
 
 
-def test_every_fact_has_a_mismatch_above_but_what_is_tested_and_one_boot_is_known_to_be_one():
+def test_every_fact_has_mismatch_case():
     """`records.MUST_MATCH` is of one release; here the release is what is tested."""
     assert {fact.words for fact in changes.FACTS} == {words for _, words, _, _ in MISMATCHES}
     differ = {name for name in records.MUST_MATCH if why_not(ONE, where(**{name: 5}))}
@@ -306,7 +307,7 @@ def test_every_fact_has_a_mismatch_above_but_what_is_tested_and_one_boot_is_know
     # A clock that the power limit holds is an effect.
     (ONE, HELD, None), (HELD, HELD, None), (HELD, NO_CLOCK, ("SM clock", "not known")),
 ])  # fmt: skip
-def test_what_may_differ_is_not_known_of_a_machine_or_made_by_its_load(there, here, facts):
+def test_tested_facts_may_differ(there, here, facts):
     for told in (why_not(there, here), why_not(here, there)):
         assert len(told) == bool(facts) and all(tells(each, *facts) for each in told)
 
@@ -322,7 +323,7 @@ def test_what_may_differ_is_not_known_of_a_machine_or_made_by_its_load(there, he
         ("some day", ("not known",)),
     )),
 ])  # fmt: skip
-def test_another_host_system_or_day_is_a_warning(there, here, facts):
+def test_other_host_gives_warning(there, here, facts):
     told = changes.warnings(there, here)
     assert len(told) == bool(facts) and all(tells(each, *facts) for each in told)
 
@@ -342,7 +343,7 @@ def test_another_host_system_or_day_is_a_warning(there, here, facts):
     (CPU, "two", 2.0, 0.03, "inconclusive", ("sensor",)),
     *((DISTURBED, "one", factor, 0.03, state, ()) for factor, state in ((1.0, "passes"), (1.1, "fails"))),
 ])  # fmt: skip
-def test_hosts_may_differ_by_so_much(facts, host, factor, tolerance, state, told):
+def test_host_differences_have_tolerance(facts, host, factor, tolerance, state, told):
     there = repeats([1000, 1001, 1002], **facts)
     here = candidate(factor, **{**facts, "environment": replace(facts.get("environment", NEW), host=host)})
     assert states(there, here, tolerance) == both(state)
@@ -350,7 +351,7 @@ def test_hosts_may_differ_by_so_much(facts, host, factor, tolerance, state, told
         assert tells(verdict.why, *told) and (verdict.value is None) is (told == ("sensor",))
 
 
-def test_noise_is_of_one_load_on_both_sides_and_what_one_side_alone_has_is_told():
+def test_noise_comes_from_same_load():
     """A noisy load does not hide what another shows; one repeat against several has their noise."""
     there = [*BASELINE, *repeats([500, 700], 4), *repeats([300], 2)]
     here = [*candidate(1.0)[:1], *repeats([500, 700], 4, environment=NEW), *repeats([300], 2, environment=NEW)]
@@ -401,7 +402,7 @@ def test_noise_is_of_one_load_on_both_sides_and_what_one_side_alone_has_is_told(
     ([*BASELINE, *candidate(1.0)], candidate(1.0, launch="launch-3"), ("baseline", 2)),
     (BASELINE, [*candidate(1.0), *BASELINE], ("this run", 2)),
 ])  # fmt: skip
-def test_what_cannot_be_compared_is_inconclusive_and_tells_why(there, here, facts):
+def test_incomparable_sides_are_inconclusive(there, here, facts):
     assert states(there, here) == states(here, there) == both("inconclusive")
     found = judged(there, here)
     assert all(v.value is None and tells(v.why, *facts) for v in found)
@@ -415,8 +416,8 @@ def test_what_cannot_be_compared_is_inconclusive_and_tells_why(there, here, fact
     (BASELINE, having(BASELINE, load=OpenLoop(requests=8))), (BASELINE, having(BASELINE, workload={"hash": "other"})),
     (BASELINE, having(BASELINE, replica=PART)),
 ])  # fmt: skip
-def test_another_model_load_or_workload_is_another_case(there, here):
-    """And nothing in common is inconclusive."""
+def test_other_workload_is_another_case(there, here):
+    """Nothing in common is inconclusive."""
     found, (verdict,) = compare(there, here), judged(there, here)
     assert found.pairs == () and verdict.state is State.INCONCLUSIVE and verdict.claim == changes.COMMON
     assert tells(verdict.why, *(("opt-1.3b", 8, "5 s") if there else ("none",)))
@@ -425,7 +426,7 @@ def test_another_model_load_or_workload_is_another_case(there, here):
 
 
 @given(there=SOME, here=SOME, tolerance=st.floats(0.01, 0.3))
-def test_a_slower_candidate_is_never_judged_better_and_sides_changed_over_turn_the_ratio_round(there, here, tolerance):
+def test_slower_candidate_is_never_better(there, here, tolerance):
     """Direction: what holds for a candidate holds for a faster one, what fails fails for a slower one."""
     rank = ("passes", "inconclusive", "fails").index
     sides = [repeats([rate / factor for rate in here], environment=NEW) for factor in (0.8, 1, 1.25)]
@@ -451,7 +452,7 @@ def history(*releases: list[Measurement]):
     return changes.release_histories([m for each in releases for m in each])
 
 
-def test_a_history_is_of_engines_alone_in_the_order_of_versions_and_marks_a_release_slower_by_a_tenth():
+def test_history_marks_slower_release():
     for seed in range(3):
         chance, slow = random.Random(seed), 1 / 1.1
         speeds = zip(RELEASES, (1, 1, slow, slow))
@@ -507,7 +508,7 @@ ELSEWHERE_TOO = [m for host in ("two", "three") for m in release("0.25.0", [500,
     # A new argument goes on with the old.
     ([FIRST, having(SECOND, spec={"seed": 7})], "same"),
 ])  # fmt: skip
-def test_what_became_of_a_metric_in_a_word(releases, words):
+def test_history_names_release_change(releases, words):
     rate, of_gpu, _ = history(*releases)
     assert [each.step_words for each in rate.releases] == ["", words] == [each.step_words for each in of_gpu.releases]
     if ELSEWHERE_TOO in releases:
@@ -519,7 +520,7 @@ def test_what_became_of_a_metric_in_a_word(releases, words):
 @pytest.mark.parametrize(("waits", "noise", "shows"), [
     (0.0, 0.0, 0.03), (0.0, 0.02, 0.03), (0.2, 0.0, 0.1), (0.6, 0.02, 0.1),
 ])  # fmt: skip
-def test_so_many_launches_as_a_history_names_show_that_change_and_fewer_do_not(waits, noise, shows):
+def test_launches_needed_show_named_change(waits, noise, shows):
     """The 95% interval of launches that scatter as the rules say, by the median of 400 histories."""
     point = replace(point_of([(each,) for each in FIRST]), engine_active=1 - waits)
     pair = ComparedPair(None, "", point, point, "", same_boot=True)  # type: ignore[arg-type]
@@ -539,7 +540,7 @@ def test_so_many_launches_as_a_history_names_show_that_change_and_fewer_do_not(w
         assert close if enough else launches == LAUNCHES or not close
 
 
-def test_the_command_of_a_history_launches_both_releases_and_there_is_none_for_an_endpoint():
+def test_history_command_launches_both_releases():
     apart = having(release("0.25.0", [500, 1500]), spec={"env": (("PYTHONPATH", "/x y"),), "extra": (("seed", 1),)})
     (rate, *_) = history(having(FIRST, spec={"python": "/a/python"}), apart)
     words = shlex.split(rate.gate)
@@ -551,7 +552,7 @@ def test_the_command_of_a_history_launches_both_releases_and_there_is_none_for_a
     assert changes.gate_command(FIRST[0], served, 4, 0.1) == history(FIRST, SECOND)[0].gate == ""
 
 
-def test_launches_and_repeats_of_one_host_are_no_regression_and_a_history_says_what_compare_does():
+def test_unchanged_launches_show_no_regression():
     """Runs of one release, minutes apart: one launch differs from the next, and nothing has changed."""
     launches = grouped(archive("h200-vllm-0.26.0-staggered"), lambda m: m.launch).values()
     found = [each for pair in permutations(launches, 2) for each in compare(*pair).changes]

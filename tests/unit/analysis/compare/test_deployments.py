@@ -26,7 +26,7 @@ def degrees(curve):
     return [wide.spec.tensor_parallel_size for wide in curve.wider]
 
 
-def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_and_gains_with_their_memory():
+def test_wider_engine_joins_its_curve():
     """A load that waits for memory is no measure of speed."""
     curve = on_gpus()
     assert degrees(curve) == [2, 4] and ways.on_several_gpus(curve)
@@ -57,7 +57,7 @@ def test_what_an_engine_serves_on_more_gpus_belongs_to_its_curve_and_gains_with_
     (STILL_GAINS, (1, 2, 4), {"all_reduce_s": 1e-3}, {}, PASSES, 20 / 12),
     (STILL_GAINS, (1, 2, 4), {"all_reduce_s": 1e-3}, {"threshold": 1.8}, FAILS, 20 / 12),
 ])  # fmt: skip
-def test_what_an_engine_over_several_gpus_gains_is_what_was_planted(claim, gpus, planted, parameters, state, value):
+def test_tensor_parallel_gain_is_found(claim, gpus, planted, parameters, state, value):
     verdict = judge(claim, on_gpus(gpus, **planted), **parameters)
     assert verdict.state is state and verdict.value == pytest.approx(value, rel=0.02)
     assert verdict.low < verdict.value < verdict.high
@@ -73,13 +73,13 @@ def test_what_an_engine_over_several_gpus_gains_is_what_was_planted(claim, gpus,
     (REPLICAS_BEAT, lambda: on_gpus((1, 2)), ()),
     (REPLICAS_BEAT, lambda: Curve(subject="opt-tiny"), ()),
 ])  # fmt: skip
-def test_noise_one_repeat_and_what_was_not_measured_are_inconclusive(claim, curve, facts):
+def test_noisy_deployments_are_inconclusive(claim, curve, facts):
     verdict = judge(claim, curve())
     assert verdict.state is INCONCLUSIVE and tells(verdict.why, *facts)
 
 
 @pytest.mark.parametrize(("all_reduce_s", "state"), [(0.0, FAILS), (8e-3, PASSES)])
-def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(all_reduce_s, state):
+def test_replicas_beat_tensor_parallel_engine(all_reduce_s, state):
     """Two replicas of 8: (16 + 8)/1000 s a step, 667 tokens/s together."""
     shared = replicas(2, all_reduce_s=all_reduce_s)
     curve = on_gpus((1, 2), shared=shared, all_reduce_s=all_reduce_s)
@@ -92,7 +92,7 @@ def test_replicas_beat_an_engine_over_all_where_waiting_costs_more_than_weights(
     assert "memory" in cramped.why and tells(cramped.why, 4), "one GPU had no room"
 
 
-def test_engines_of_other_arguments_or_hosts_are_not_compared_and_loads_of_both_interfaces_are():
+def test_only_matching_engines_are_compared():
     one, other = (curve_of("opt-tiny", alone(engine(n, b_half=8.0 * n))) for n in (1, 2))
     assert [*map(degrees, ways.with_wider([one, other, Curve(subject="nothing")]))] == [[], [], []]
     of = ((4, "b"), (1, "a"), (2, "b"))
@@ -137,7 +137,7 @@ def one_slower():
     return curve_of("opt-tiny", mixed)
 
 
-def test_what_neighbours_slow_or_hasten_fails_with_the_number_and_without_both_there_is_nothing_to_tell():
+def test_neighbour_influence_fails_claim():
     by = (neighbours(), PASSES, 0.0), (neighbours(1.1), FAILS, 0.1), (neighbours(0.9), FAILS, -0.1)
     for curve, state, value in (*by, (one_slower(), FAILS, 0.1)):
         verdict = judge(ways.CLAIM, curve, margin=0.03)

@@ -19,7 +19,7 @@ def series(chance: random.Random, values: int, *steps: tuple[int, float], noise:
 @pytest.mark.parametrize(("values", "steps"), [
     (LEAST_VALUES, ((4, 1.1),)), (12, ((3, 1.1),)), (12, ((9, 1 / 1.1),)), (18, ((6, 1.1), (12, 1 / 1.1))),
 ])  # fmt: skip
-def test_a_step_of_a_tenth_in_noise_of_a_fiftieth_is_found_with_its_size(values, steps):
+def test_planted_history_step_is_found(values, steps):
     chance, drawn = random.Random(1), 20
     found = [level_steps(series(chance, values, *steps)) for _ in range(drawn)]
     near = [[min(abs(each.at - at) for each in some) if some else values for some in found] for at, _ in steps]
@@ -33,7 +33,7 @@ def test_a_step_of_a_tenth_in_noise_of_a_fiftieth_is_found_with_its_size(values,
     assert all(0 < each.chance <= LEVEL for some in found for each in some)
 
 
-def test_a_short_history_has_no_step_and_the_best_split_is_that_of_the_definition():
+def test_short_history_has_no_step():
     assert level_steps([]) == level_steps(series(random.Random(1), LEAST_VALUES - 1, (3, 2.0))) == []
     values = series(random.Random(2), 9, (4, 1.05))
 

@@ -56,7 +56,7 @@ def one(series: PairSeries, terms: GateCriteria = TERMS) -> Comparison:
 
 
 @pytest.mark.parametrize(("better", "sign"), [("lower", 1), ("higher", -1)])
-def test_boundaries_of_each_look_lie_where_its_t_decides(better, sign):
+def test_look_boundaries_match_student_t(better, sign):
     costs = [0.02, -0.01, 0.015, -0.02, 0.03, 0.02]
     found = one(PairSeries("any", better, tuple((1.0, math.exp(sign * x)) for x in costs)))
     assert [each.pairs for each in found.interim] == [4, 6]
@@ -69,7 +69,7 @@ def test_boundaries_of_each_look_lie_where_its_t_decides(better, sign):
         assert told == pytest.approx(bounds)
 
 
-def test_the_boundary_of_an_endpoint_is_that_of_holms_step_and_its_ratio_candidate_over_baseline():
+def test_endpoint_boundary_follows_holm_step():
     clear, next_ = costly(*with_t(2 * CRITICAL[2][0], 0.2), name="clear"), costly(*with_t(1.0, 0.01), name="next")
     ((first,), (second,)) = (each.interim for each in gate([next_, clear], TERMS)[::-1])
     assert math.log(second.fails_beyond) == pytest.approx(CRITICAL[1][0] * 0.01)
@@ -90,7 +90,7 @@ def test_the_boundary_of_an_endpoint_is_that_of_holms_step_and_its_ratio_candida
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_fails_and_passes_from_the_critical_value_on(number):
+def test_critical_value_decides_gate(number):
     """At each look; before it, the pairs are too noisy for any decision."""
     n, margin = LOOKS[number], math.log1p(TERMS.margin)
     ways = (FAIL, CRITICAL[1][number], 0.2, 0.0), (PASS, -ENOUGH[number], -0.3, margin)
@@ -104,7 +104,7 @@ def test_fails_and_passes_from_the_critical_value_on(number):
     st.lists(st.tuples(st.integers(1, 4), st.sampled_from([0.2, 0.999, 1.001]), st.booleans()), min_size=1, max_size=4),
     st.data(),
 )
-def test_holms_steps_are_the_closed_test_of_bonferroni(look, drawn, data):
+def test_holm_steps_equal_closed_test(look, drawn, data):
     """At each look: an endpoint fails if each set of endpoints that has it has one whose t is beyond the boundary for
     as many, and if it is above half of the margin. What is not lets the others be judged among the rest too."""
     n, t = LOOKS[look], [CRITICAL[family][look] * times for family, times, _ in drawn]
@@ -119,7 +119,7 @@ def test_holms_steps_are_the_closed_test_of_bonferroni(look, drawn, data):
         assert (each.outcome is FAIL) is (far and beyond) and (each.outcome is not FAIL or each.decided_at == n)
 
 
-def test_before_and_between_looks_without_any_value_or_too_noisy_nothing_is_decided():
+def test_gate_decides_only_at_looks():
     for n, cost in itertools.product(range(4), (0.0, 0.5)):
         found = one(costly(*[cost] * n))
         assert (found.outcome, found.decided_at, found.n, found.detectable) == (INCONCLUSIVE, None, n, None)
@@ -151,7 +151,7 @@ def test_before_and_between_looks_without_any_value_or_too_noisy_nothing_is_deci
     ("lower", 0.02, ("2%", "higher", "1.02", 4, "half", "3%")), ("lower", 0.3, ("35%", "higher", "1.35", 4)),
     ("higher", 0.3, ("25.9%", "lower", "0.741", 4)), ("higher", 0.0302, ("3%", "lower", "0.97", 4)),
 ])  # fmt: skip
-def test_a_failure_tells_how_far_the_candidate_is_and_by_which_rule_it_fails(better, cost, facts):
+def test_gate_failure_explains_difference(better, cost, facts):
     why = one(PairSeries("any", better, costly(*[cost if better == "lower" else -cost] * 12).pairs)).why
     assert tells(why, *facts) and ("half" in why) is ("half" in facts)
 
@@ -164,7 +164,7 @@ def test_a_failure_tells_how_far_the_candidate_is_and_by_which_rule_it_fails(bet
       for mean, outcome in ((HALF * 0.99, PASS), (HALF * 1.01, FAIL), (0.0, PASS), (-0.05, PASS))),
     (((TINY, HUGE),) * 4, FAIL), (((HUGE, TINY),) * 4, PASS),
 ])  # fmt: skip
-def test_what_is_certain_is_judged_by_half_of_the_margin(pairs, outcome):
+def test_quiet_gate_uses_half_margin(pairs, outcome):
     found = one(PairSeries("s to start", "lower", pairs))
     assert (found.outcome, found.decided_at) == (outcome, 4) and found.sd < 1e-4
     assert found.ratio.low == pytest.approx(found.ratio.high, rel=1e-4) == pytest.approx(found.ratio.value, rel=1e-4)
@@ -172,7 +172,7 @@ def test_what_is_certain_is_judged_by_half_of_the_margin(pairs, outcome):
 
 
 @pytest.mark.parametrize(("at", "side"), [(0, "baseline"), (2, "candidate"), (3, "baseline")])
-def test_which_value_is_missing_is_told_and_a_failure_before_it_stays(at, side):
+def test_missing_gate_value_is_named(at, side):
     pairs = list(costly(*[0.0] * 4).pairs)
     pairs[at] = (None, 1.0) if side == "baseline" else (1.0, None)
     found = one(PairSeries("x", "lower", tuple(pairs)))
@@ -192,14 +192,14 @@ def test_which_value_is_missing_is_told_and_a_failure_before_it_stays(at, side):
         (["of 4 and of 12"], [costly(*[0.0] * 12, name="a"), costly(*[0.0] * 4, name="b")]),
     )),
 ])  # fmt: skip
-def test_what_makes_no_sense_is_refused_and_what_cannot_be_judged_together(facts, call):
+def test_senseless_gate_criteria_are_refused(facts, call):
     with refused(*facts):
         call()
     GateCriteria(margin=0.999, alpha=0.5, beta=0.5, pairs=4)  # the ends of what makes sense
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=15))
-def test_hodges_lehmann_is_the_median_of_all_means_of_two(values):
+def test_hodges_lehmann_matches_pairwise_means(values):
     found = hodges_lehmann(values)
     assert found.value == pytest.approx(median(means_of_two(values)), abs=1e-12)
     if len(values) >= 6:
@@ -209,7 +209,7 @@ def test_hodges_lehmann_is_the_median_of_all_means_of_two(values):
 
 
 @pytest.mark.parametrize(("n", "beyond"), [(6, 0), (7, 2), (8, 3), (9, 5), (10, 8), (12, 13), (20, 52)])
-def test_the_interval_leaves_out_as_many_means_as_the_tables_of_signed_ranks_say_and_covers_the_truth(n, beyond):
+def test_signed_rank_interval_covers_truth(n, beyond):
     """For any symmetric noise, exactly: all signs of the deviations are as likely, so all are tried."""
     values = [float(2**i) for i in range(n)]
     found, means = hodges_lehmann(values), means_of_two(values)
@@ -225,8 +225,8 @@ def test_the_interval_leaves_out_as_many_means_as_the_tables_of_signed_ranks_say
 
 @pytest.mark.parametrize("family", [1, 4])
 @pytest.mark.parametrize(("n", "sd"), [(4, 0.002), (4, 0.02), (6, 0.01), (8, 0.01), (12, 0.002), (12, 0.02)])
-def test_nine_of_ten_gates_find_what_is_said_to_be_found(n, sd, family):
-    """Of this noise, by a gate that passes nobody before its time; that is what the number leaves out."""
+def test_detectable_change_is_usually_found(n, sd, family):
+    """Nine of ten gates find it if they pass nobody before their time, which is what the number leaves out."""
     terms, chance, gates = GateCriteria(beta=1e-9), random.Random(n + family), 200
     others = [costly(*[0.5, -0.5] * (n // 2), name=str(i)) for i in range(family - 1)]
     spread = sd * math.sqrt((n - 1) / n)
@@ -240,7 +240,7 @@ def test_nine_of_ten_gates_find_what_is_said_to_be_found(n, sd, family):
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-0.2, 0.2), min_size=4, max_size=13), st.floats(1e-6, 1e6), st.floats(0, 0.3))
-def test_unit_direction_and_sides_do_not_matter_and_a_worse_candidate_is_not_judged_better(log_costs, size, more):
+def test_exchanged_sides_mirror_gate_verdict(log_costs, size, more):
     """Another unit; both sides exchanged and the direction turned; a rate instead of a time. Worse at the first look:
     the same noise, and a mean that is farther up."""
     series = costly(*log_costs)
@@ -266,7 +266,7 @@ def bisected(releases: list[str], planted: str, unknown: set[str]) -> dict[str, 
 
 
 @given(st.integers(2, 40), st.data())
-def test_the_planted_release_is_named_and_unknown_neighbours_with_it_as_soon_as_halving_does(n, data):
+def test_bisection_names_planted_release(n, data):
     releases = [f"0.{i}.0" for i in range(n)]
     planted = data.draw(st.sampled_from(releases[1:]))
     unknown = set(data.draw(st.lists(st.sampled_from(releases[1:]))))
@@ -326,7 +326,7 @@ def test_a_quiet_runner_finds_everything_and_noise_is_the_spread_of_its_pairs_an
 
 @pytest.mark.parametrize("outcome", list(State))
 @pytest.mark.parametrize(("power", "weak"), [(decision.MIN_POWER - 0.001, True), (decision.MIN_POWER, False)])
-def test_only_a_pass_that_says_nothing_is_weakened(outcome, power, weak):
+def test_calibration_weakens_meaningless_pass(outcome, power, weak):
     rates = {"tokens/s": Rates(power, 0.0, 12.0)}
     seen = decision.Calibration(decision.noise_of([noisy(0.05)]), Rates(0.0, 1.0, 4.0), rates)
     steps = (decision.InterimAnalysis(4, 1.0, 0.98, 0.99, outcome),)
@@ -348,7 +348,7 @@ def test_only_a_pass_that_says_nothing_is_weakened(outcome, power, weak):
     ({"worse": made.SLOWER}, (GATES - MISSES, GATES), (0, 1)),
     *(({"worse": worse}, (GATES // 2, GATES), (0, BETA)) for worse in ((0.03,), (0.03, 0.0, 0.0, 0.0))),
 ])  # fmt: skip
-def test_of_300_gates_so_many_fail_and_pass(planted, fails, passes):
+def test_gate_error_rates_stay_bounded(planted, fails, passes):
     """Unchanged, one seldom fails and mostly passes; 5% are found; at the margin no more than beta pass."""
     seen = made.many(made.Planted(sd=0.02, **planted), GATES)
     assert fails[0] <= seen.outcomes[FAIL] <= fails[1] and passes[0] <= seen.outcomes[PASS] <= passes[1]
@@ -364,14 +364,14 @@ def with_gap(series: PairSeries, at: int, value: float | None, side: int) -> Pai
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, 0.0, -1.0])
 @pytest.mark.parametrize("side", [0, 1], ids=["baseline", "candidate"])
 @pytest.mark.parametrize("at", [0, 3, 11])
-def test_a_value_that_is_missing_never_passes(value, side, at):
+def test_missing_value_never_passes_gate(value, side, at):
     """Wherever it is, and after the endpoint would have passed too."""
     found = gate([with_gap(QUIET[0], at, value, side), *QUIET[1:]], TERMS)
     assert [(each.outcome, each.decided_at) for each in found] == [(INCONCLUSIVE, None), *[(PASS, 4)] * 3]
 
 
 @pytest.mark.parametrize("at", range(12))
-def test_a_run_with_a_gap_never_ends_as_passed_nor_saves_a_gap_from_failing(at):
+def test_run_with_gap_never_passes(at):
     """A run that had passed or failed before the gap has ended before it."""
     outcome, pairs, _ = made.looked_at([with_gap(QUIET[0], at, None, 1), *QUIET[1:]], TERMS)
     assert (outcome, pairs) == ((INCONCLUSIVE, 12) if at < 4 else (PASS, 4))

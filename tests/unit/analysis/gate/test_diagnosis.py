@@ -47,7 +47,7 @@ def change(found: diagnosis.Split, name: str) -> Change:
 @pytest.mark.parametrize("lag", [0, 1])
 @given(DECODE_S, PROMPT_S)
 @settings(max_examples=20)
-def test_planted_parts_come_out(lag, decode_s, prompt_s):
+def test_planted_step_parts_are_recovered(lag, decode_s, prompt_s):
     m = traced(decode_s, prompt_s, lag=lag)
     prefill, decode = split(m, m).known(BY_STEP)
     assert decode.baseline == pytest.approx(PER_REQUEST * decode_s, rel=1e-6)
@@ -55,7 +55,7 @@ def test_planted_parts_come_out(lag, decode_s, prompt_s):
 
 
 @given(SIDES, SIDES)
-def test_parts_add_up_to_the_total_and_change_places_with_the_sides(baseline, candidate):
+def test_step_parts_sum_to_total(baseline, candidate):
     one, other = traced(**baseline), traced(**candidate)
     found, back = split(one, other), split(other, one)
     total, steps, step = found.known(("total", "steps per request", "step"))
@@ -73,7 +73,7 @@ def test_parts_add_up_to_the_total_and_change_places_with_the_sides(baseline, ca
 @pytest.mark.parametrize("planted", [("decode", {"decode_s": 0.0046}), ("prefill", {"prompt_s": 0.008})])
 @pytest.mark.parametrize("lags", [(0, 0), (0, 1), (1, 0), (1, 1)])
 @pytest.mark.parametrize("concurrency", [2, 4, 8, 12])
-def test_a_planted_slowdown_is_found_whatever_the_lag(planted, lags, concurrency):
+def test_planted_slowdown_names_its_part(planted, lags, concurrency):
     part, slower = planted
     baseline, candidate = (traced(lag=lag, concurrency=concurrency, **s) for lag, s in zip(lags, ({}, slower)))
     assert not problems(baseline) and not problems(candidate)
@@ -82,7 +82,7 @@ def test_a_planted_slowdown_is_found_whatever_the_lag(planted, lags, concurrency
         assert (found.name, share) == (part, pytest.approx(1, abs=0.05))
 
 
-def test_a_planted_gap_is_the_gap_with_sensors_the_probe_the_mean_and_start_up_of_launches():
+def test_planted_host_gap_is_found():
     found = split(traced(idle=0.1), traced(0.005, 0.0075, idle=0.28))  # a quarter longer, kernels as before
     gap, share = explaining(found.known(BY_DEVICE))
     assert (gap.name, share) == ("host gap", pytest.approx(1))
@@ -108,7 +108,7 @@ def test_a_planted_gap_is_the_gap_with_sensors_the_probe_the_mean_and_start_up_o
     assert [diagnosis.start_ups(*sides) for sides in others] == [(), ()]
 
 
-def test_a_prompt_of_several_steps_holds_up_several_rows_and_launches_of_a_load_count_together():
+def test_long_prompt_fills_several_rows():
     for concurrency in (16, 32, 64):
         found = split(traced(concurrency=concurrency), traced(concurrency=concurrency))
         assert found.baseline.alone < diagnosis.FEWEST_ALONE
@@ -163,11 +163,11 @@ ON_A, ON_B = one("environment", host="a"), one("environment", host="b")
     ([traced(), *having([traced(model="opt-125m")], resolved={"kv_blocks": 7})], [traced()], ()),  # of one side only
     ([], [traced()], ()),
 ])  # fmt: skip
-def test_what_differs_is_told_once_with_both_values(baseline, candidate, wanted):
+def test_engine_differences_appear_once(baseline, candidate, wanted):
     assert diagnosis.fact_differences(baseline, candidate) == wanted
 
 
-def test_steps_that_only_decode_are_those_of_an_engine_that_does_and_launches_differ_by_the_gap():
+def test_decode_step_ignores_arrival_pattern():
     """OPT-1.3B on an H200, vLLM 0.26.0."""
     for concurrency in (64, 128):
         sides = []
@@ -198,13 +198,13 @@ def test_steps_that_only_decode_are_those_of_an_engine_that_does_and_launches_di
     ("NVIDIA B300", "opt-1.3b", RATE, "NVIDIA B200", False),
     ("*", "opt-1.3b", RATE, "cpu", True),
 ])  # fmt: skip
-def test_a_waiver_is_found_by_what_the_gate_knows_and_is_of_nothing_else(waived, model, endpoint, device, found):
+def test_waiver_matches_its_gate_only(waived, model, endpoint, device, found):
     waiver = replace(WAIVER, device=waived)
     assert diagnosis.waiver_for([waiver], model, endpoint, device) == (waiver if found else None)
 
 
 @given(st.permutations(range(5)), st.integers(-400, 400))
-def test_the_most_specific_waiver_counts_tells_who_and_why_and_holds_to_the_end_of_its_last_day(order, days):
+def test_most_specific_waiver_wins(order, days):
     ways = {}, {}, {"device": "*"}, {"model": "*"}, {"model": "*", "device": "*"}
     ranked = [replace(WAIVER, **way, until=UNTIL + timedelta(days=d)) for way, d in zip(ways, (0, -1, 1, 2, 3))]
     for best in range(5):

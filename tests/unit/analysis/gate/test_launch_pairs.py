@@ -63,7 +63,7 @@ def records(count: int = 4, **costs: float) -> list[Measurement]:
     return [m for n in numbers for each in (started("baseline", n), started("candidate", n, **costs)) for m in each]
 
 
-def test_pairs_have_their_places_and_loads_in_any_order_and_need_both_launches_whole_the_newest_of_each():
+def test_pairs_need_both_whole_launches():
     made = pairs(2)
     found = pairs_of(made)
     assert [pair.number for pair in found] == [1, 2]
@@ -88,7 +88,7 @@ def test_pairs_have_their_places_and_loads_in_any_order_and_need_both_launches_w
 @pytest.mark.parametrize(
     ("facts", "told"), [({"preempted": 2}, 2), ({"columns": CROWDED}, 3), ({"columns": NOISY}, None)]
 )
-def test_a_pair_that_cannot_be_trusted_is_left_out_and_noise_drops_none(facts, told):
+def test_untrusted_pair_is_dropped(facts, told):
     made = pair_of_launches(5, **facts)
     gated = judged([*pairs(4), *made])
     assert [p.number for p in gated.pairs] == [1, 2, 3, 4, *([] if told else [5])]
@@ -101,7 +101,7 @@ def test_a_pair_that_cannot_be_trusted_is_left_out_and_noise_drops_none(facts, t
     ({("baseline", 1), ("candidate", 2)}, None), ({("baseline", 1), ("candidate", 1), ("candidate", 2)}, None),
     ({("candidate", 1)}, None), (set(), None),
 ])  # fmt: skip
-def test_the_side_that_alone_keeps_every_pair_from_counting_is_told(bad, lost):
+def test_side_losing_pairs_is_named(bad, lost):
     made = [m for n in (1, 2) for side in SIDES for m in launch(side, n, failures=(side, n) in bad)]
     gated = judged(made)
     assert gated.lost == lost and len(gated.dropped) == len({number for _, number in bad})
@@ -111,7 +111,7 @@ def test_the_side_that_alone_keeps_every_pair_from_counting_is_told(bad, lost):
         assert (f"measurements of the {lost}" in verdict.why) is (lost is not None)
 
 
-def test_four_pairs_of_an_unchanged_candidate_pass_in_every_endpoint_fewer_or_none_in_none():
+def test_four_unchanged_pairs_pass_gate():
     for count, wanted in ((4, PASS), (3, INCONCLUSIVE)):
         gated = judged(records(count))
         assert gated.outcome is state(gated, "throughput") is wanted and gated.settled is (count == 4)
@@ -129,7 +129,7 @@ def test_four_pairs_of_an_unchanged_candidate_pass_in_every_endpoint_fewer_or_no
 
 
 @pytest.mark.parametrize("endpoint", OF_DUMMY)
-def test_a_tenth_worse_fails_there_and_nowhere_else_and_a_tenth_better_passes(endpoint):
+def test_worse_endpoint_fails_alone(endpoint):
     better, worse = (judged(records(**{endpoint.replace("-", "_"): cost})) for cost in (1 / 1.1, 1.1))
     assert states(better) == ALL_PASS and better.outcome is PASS
     assert states(worse) == ALL_PASS | {endpoint: FAIL} and worse.outcome is FAIL
@@ -138,7 +138,7 @@ def test_a_tenth_worse_fails_there_and_nowhere_else_and_a_tenth_better_passes(en
     assert {each.name: each.ratio.value for each in worse.gated} == pytest.approx(wanted, rel=0.01)
 
 
-def test_a_verdict_has_its_ratio_interval_margin_and_records_and_what_is_only_shown_its_own_load():
+def test_gate_verdict_has_interval():
     shown = judged(records(throughput=1.1)).shown
     unseen = {launch_pairs.BUSY.label, launch_pairs.SHARE.label}  # without profiling counters
     assert {each.name for each in shown} == {each.label for each in launch_pairs.SHOWN} - unseen
@@ -173,14 +173,14 @@ def blind(m: Measurement, *numbers: int, **resolved: None) -> Measurement:
     ((BLOCKS,), (), {"kv_blocks": None}), ((MEMORY,), (sensors.MEMORY_USED,), {}),
 ])  # fmt: skip
 @pytest.mark.parametrize("where", [[(1, "baseline")], [(4, "candidate")], [(n, "candidate") for n in (1, 2, 3, 4)]])
-def test_a_value_that_one_launch_did_not_report_leaves_it_inconclusive(lost, numbers, resolved, where):
+def test_unreported_value_is_inconclusive(lost, numbers, resolved, where):
     made = [blind(m, *numbers, **resolved) if (m.paired.pair, m.paired.side) in where else m for m in records()]
     found = judged(made)
     assert states(found) == ALL_PASS | dict.fromkeys(lost, INCONCLUSIVE)
     assert found.outcome is INCONCLUSIVE and found.settled, "a missing value stays missing"
 
 
-def test_where_no_sensor_tells_or_answers_are_of_dummy_weights_there_is_no_verdict_and_no_pair_waited_for():
+def test_missing_sensor_gives_no_verdict():
     found = judged([blind(m, sensors.MEMORY_USED) for m in records()])
     assert found.verdict(MEMORY) is None and found.outcome is PASS
     found = judged([m for n in range(1, 5) for side in SIDES for m in launch(side, n, sensed=False)])
@@ -198,7 +198,7 @@ def test_where_no_sensor_tells_or_answers_are_of_dummy_weights_there_is_no_verdi
     assert gated.outcome is INCONCLUSIVE and not gated.settled, "noise may explain the difference"
 
 
-def test_fewer_kv_blocks_or_more_memory_fail_and_one_in_a_hundred_or_256_mib_are_allowed():
+def test_fewer_kv_blocks_fail_gate():
     """The worst pair decides."""
     for blocks, wanted in ((1365, PASS), (2000, PASS), (1352, PASS), (1351, FAIL)):
         gated = judged([*pairs(3), *pair_of_launches(4, kv_blocks=blocks)])
@@ -235,7 +235,7 @@ def scored(changes=(0.0,), between=0.0, load_format="auto"):
     # Student's over the requests: of changes in turns, of 64, 1.9983 standard errors.
     ((0.01, 0.03), 0.0, PASS, 1.9983 * 0.01 * math.sqrt(64 / 63) / 8),
 ])  # fmt: skip
-def test_a_candidate_to_which_the_answers_are_not_as_likely_fails(changes, between, wanted, half):
+def test_changed_answer_likelihood_fails_gate(changes, between, wanted, half):
     gated = judged(scored(changes, between))
     verdict, seen = gated.verdict(OUTPUTS), abs(fmean(changes))
     assert gated.outcome is verdict.state is wanted and verdict.subject == "opt-1.3b"
@@ -244,7 +244,7 @@ def test_a_candidate_to_which_the_answers_are_not_as_likely_fails(changes, betwe
 
 
 @given(TOKENS, st.data())
-def test_the_first_planted_difference_is_found(tokens, data):
+def test_first_output_difference_is_found(tokens, data):
     request = data.draw(st.integers(0, len(tokens) - 1))
     position = data.draw(st.integers(0, len(tokens[request]) - 1))
     places = [[(i, at) >= (request, position) for at in range(len(row))] for i, row in enumerate(tokens)]
@@ -264,5 +264,5 @@ def test_the_first_planted_difference_is_found(tokens, data):
     ([()], [((1,),)], None),  # nobody asked
     ([], [], None),
 ])  # fmt: skip
-def test_answers_of_both_sides(baseline, candidate, answers):
+def test_outputs_of_sides_are_compared(baseline, candidate, answers):
     assert launch_pairs.compare_outputs(baseline, candidate) == answers

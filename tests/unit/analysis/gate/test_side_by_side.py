@@ -34,7 +34,7 @@ def series(launches, name="seconds", better="lower", allowance=COMMITTED, margin
 
 
 @given(LAUNCHES, st.sampled_from(["lower", "higher"]), st.floats(0.001, 0.02), st.integers(1, 30))
-def test_the_estimate_is_that_by_hand(launches, better, sd, df):
+def test_window_estimate_matches_hand_calculation(launches, better, sd, df):
     seen = series(launches, better=better, allowance=Allowance(sd, df, "")).estimate()
     means, k = [fmean(launch) for launch in launches], len(launches)
     quarters = [[launch[len(launch) * i // 4 : len(launch) * (i + 1) // 4] for i in range(4)] for launch in launches]
@@ -54,7 +54,7 @@ def test_costs_need_one_complete_launch():
 
 
 @pytest.mark.parametrize(("endpoints", "critical"), [(1, (3.20, 3.17)), (2, (3.64, 3.59)), (4, (4.10, 4.01))])
-def test_the_boundaries_are_those_of_two_looks_with_the_degrees_of_freedom_of_the_allowance(endpoints, critical):
+def test_allowance_sets_look_boundaries(endpoints, critical):
     """They fail from there on, and pass from 2.22 and 2.19 standard errors below the margin."""
     each = [series(windows(0.0, 0.0, 0.0, 0.0), f"seconds {i}") for i in range(endpoints)]
     found = interim_analyses(each, TERMS)["seconds 0"]
@@ -71,14 +71,14 @@ def test_the_boundaries_are_those_of_two_looks_with_the_degrees_of_freedom_of_th
     ((0.018, 0.018, 0.002, 0.001), 0.02, "lower", PASS, 4), ((0.018, 0.018, 0.03, 0.03), 0.02, "lower", FAIL, 4),
     ((0.018, 0.018, 0.018, 0.018), 0.05, "lower", INCONCLUSIVE, None), ((0.05,), 0.002, "lower", INCONCLUSIVE, None),
 ])  # fmt: skip
-def test_a_gate_ends_after_two_launches_or_four(means, noise, better, outcome, at):
+def test_gate_ends_after_two_launches(means, noise, better, outcome, at):
     (found,) = gate([series(windows(*means, noise=noise), better=better)], TERMS)
     assert (found.outcome, found.decided_at, found.n) == (outcome, at, len(means))
     if len(means) == 1:
         assert found.why == "1 launch, 2 are wanted at least"
 
 
-def test_the_interval_is_students_and_what_is_missing_or_strange_or_shared_by_neighbours_widens_it():
+def test_window_interval_uses_student_t():
     for better in ("lower", "higher"):
         each = series(windows(0.01, 0.02, 0.015), better=better)
         seen, shown = each.estimate(), compare_sides(each, TERMS)
@@ -102,7 +102,7 @@ def test_the_interval_is_students_and_what_is_missing_or_strange_or_shared_by_ne
 
 
 @pytest.mark.parametrize(("spread", "margin"), [(0.001, 0.03), (0.015, 0.03), (0.03, 0.03), (0.03, 0.05), (0.2, 0.03)])
-def test_a_launch_has_so_many_windows_that_its_mean_is_known_to_a_quarter_of_the_margin(spread, margin):
+def test_noise_sets_windows_per_launch(spread, margin):
     quiet, loud = ([by * each for each in (spread, -spread) * 4] for by in (0.1, 1))
     n, sd = pairs_wanted([quiet, loud], margin), stdev(loud)
     assert n % 4 == 0 and 8 <= n <= 40 and pairs_wanted([loud], margin) == n
@@ -116,7 +116,7 @@ def test_a_launch_has_so_many_windows_that_its_mean_is_known_to_a_quarter_of_the
     (8, 0.12, 0.9, ()), (8, 0.14, 0.9, (14, 13)), (16, 0.12, 0.9, (12, 10)), (16, 0.09, 0.9, ()),
     (8, 0.01, 0.69, (69, 70)), (8, 0.01, 0.71, ()), (8, 0.01, None, ()),
 ])  # fmt: skip
-def test_throughput_as_seen_is_refused_where_the_host_decides_it(n, spread, busy, facts):
+def test_host_bound_throughput_is_refused(n, spread, busy, facts):
     ratios = [sign * spread * math.sqrt((n - 1) / n) for sign in (1, -1) * (n // 2)]
     told = host_decides(ratios, busy)
     assert bool(told) is bool(facts) and tells(told, *facts)
@@ -125,7 +125,7 @@ def test_throughput_as_seen_is_refused_where_the_host_decides_it(n, spread, busy
 @pytest.mark.parametrize(("means", "sd", "refused"), [
     ((0.001, -0.001), 0.005, False), ((0.01, -0.004), 0.0099, False), ((0.02, -0.02), 0.0283, True)
 ])  # fmt: skip
-def test_a_calibration_tells_the_allowance_and_that_launches_differ_too_much(means, sd, refused):
+def test_calibration_measures_launch_allowance(means, sd, refused):
     found = Allowance.measured(windows(*means), "a calibration")
     assert (found.sd, found.df) == (pytest.approx(sd, abs=1e-4), 1) and bool(found.refused) is refused
     assert not refused or tells(found.refused, 1.2, 2.8, "a calibration")
@@ -145,7 +145,7 @@ def committed():
 
 
 @pytest.mark.parametrize(("name", "outcome"), [("first-host", PASS), ("next-host", PASS), ("a-layer-more", FAIL)])
-def test_on_an_h100_two_equal_engines_pass_and_a_layer_more_fails(committed, name, outcome):
+def test_added_layer_fails_h100_gate(committed, name, outcome):
     """OPT-1.3B; the candidate's 25 layers take 4.2% longer than 24."""
     each = series(committed(name))
     (found,) = gate([each], TERMS)

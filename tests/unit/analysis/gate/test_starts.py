@@ -49,7 +49,7 @@ def starts(pairs=3, states=("cold", "warm"), naps=(), **stages):
     return found
 
 
-def test_both_states_of_the_caches_are_judged_after_three_pairs_and_what_is_slower_is_told_with_its_stage():
+def test_start_gate_judges_both_caches():
     found = judge_starts(starts(), TERMS)
     assert [(each.name, each.outcome, each.n) for each in found.gated] == [
         (STARTS[name].label, State.PASSES, 3) for name in ("start", "start-cold")
@@ -77,7 +77,7 @@ def test_both_states_of_the_caches_are_judged_after_three_pairs_and_what_is_slow
     assert [each.name for each in facts["stages"]["cold"]] == [*STAGES, REST]
 
 
-def test_a_pair_needs_each_state_of_both_sides_the_last_of_each_and_an_answer():
+def test_start_pair_needs_both_sides():
     three = starts()
     assert all(map(is_of_start, three)) and not any(map(is_of_start, launch("baseline", 1)))
     assert len(judge_starts(three[:-1], TERMS).pairs) == 2, "the warm start of the last candidate is missing"
@@ -91,7 +91,7 @@ def test_a_pair_needs_each_state_of_both_sides_the_last_of_each_and_an_answer():
     assert lost.outcome is State.INCONCLUSIVE and "no value of the candidate" in lost.gated[0].why
 
 
-def test_waking_is_judged_by_the_median_of_a_launch_and_sleep_and_the_first_token_are_shown():
+def test_median_wake_decides_start_gate():
     slow = [m if m.paired.side == "baseline" else replace(m, paired=replace(m.paired, wake_s=(0.6, 9.0, 0.6)))
             for m in starts(naps=(0.4, 0.4, 4.0))]  # fmt: skip
     found = judge_starts(slow, TERMS)
@@ -102,7 +102,7 @@ def test_waking_is_judged_by_the_median_of_a_launch_and_sleep_and_the_first_toke
     assert judge_starts(starts(3, ["warm"]), TERMS).shown[0].name == "s to the first token, warm caches"
 
 
-def test_stages_add_up_to_the_start_in_the_mean_over_launches_and_are_none_of_an_engine_that_tells_none():
+def test_start_stages_sum_to_total():
     sides = [[m for m in starts() if m.paired.side == side] for side in SIDES]
     changes = stage_changes(*sides)
     for side, name in zip(sides, SIDES):
@@ -116,7 +116,7 @@ def test_stages_add_up_to_the_start_in_the_mean_over_launches_and_are_none_of_an
 @pytest.mark.parametrize(("worse", "sd", "fails", "passes"), [
     (0.0, 0.03, (0, 3), (290, 300)), (0.0, 0.05, (0, 3), (280, 300)), (0.3, 0.05, (285, 300), (0, 1)),
 ])  # fmt: skip
-def test_of_300_gates_of_a_start_so_many_fail_and_pass(worse, sd, fails, passes):
+def test_start_gate_errors_stay_rare(worse, sd, fails, passes):
     seen = made.many(made.Planted(sd=sd, worse=(worse, 0.0), margin=0.15), 300, TERMS)
     assert fails[0] <= seen.outcomes[State.FAILS] <= fails[1] and passes[0] <= seen.outcomes[State.PASSES] <= passes[1]
     assert 3 <= seen.pairs <= 5

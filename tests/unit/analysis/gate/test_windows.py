@@ -62,7 +62,7 @@ def numbers(pairs):
     return [m.paired.window for m, _ in pairs]
 
 
-def test_windows_without_their_half_or_busy_seconds_and_launches_with_too_few_pairs_do_not_count():
+def test_incomplete_windows_do_not_count():
     made = launch_of_both(windows=12, loads=LOADS[:1])
     found, dropped = windows_that_count(made)
     assert numbers(found) == list(range(3, 13)) and dropped == []
@@ -98,7 +98,7 @@ def test_windows_without_their_half_or_busy_seconds_and_launches_with_too_few_pa
     ({"run": FAILED}, 2), ({"run": PREEMPTED}, 3), ({"run": FOREIGN}, 1), ({"paired": {"busy_s": None}}, None),
 ])  # fmt: skip
 @pytest.mark.parametrize("side", SIDES)
-def test_a_window_that_cannot_be_trusted_takes_its_pair_with_it(side, facts, told):
+def test_untrusted_window_drops_its_pair(side, facts, told):
     made = launch_of_both(windows=12, loads=LOADS[:1])
     found, dropped = windows_that_count(spoilt(made, side, 1, 5, **facts))
     assert numbers(found) == [3, 4, *range(6, 13)] and len(dropped) == 1, "those thrown away are not told"
@@ -107,7 +107,7 @@ def test_a_window_that_cannot_be_trusted_takes_its_pair_with_it(side, facts, tol
     assert len(pair.baseline.figures[0]) == 9 and len(left_out) == 1 and dropped[0] in left_out[0]
 
 
-def test_an_engine_alone_and_beside_an_idle_one_is_no_launch_and_tells_what_that_costs():
+def test_idle_neighbour_cost_is_reported():
     def own(seconds, **facts):
         made = launch_of_both(0, windows=20, loads=LOADS[1:], seconds=seconds, **facts)
         return [m for m in made if m.paired.side == "candidate"]
@@ -126,7 +126,7 @@ def test_an_engine_alone_and_beside_an_idle_one_is_no_launch_and_tells_what_that
     assert windows.beside_an_idle_one(launches()) == windows.beside_an_idle_one(made[:13]) == {}, "broken off"
 
 
-def test_busy_seconds_give_figures_and_the_other_side_s_process_on_the_gpu_is_no_finding():
+def test_busy_seconds_give_window_figures():
     window = launch_of_both(share=0.8, loads=LOADS[:1])[0]
     seconds = window.run.window_s[1] - window.run.window_s[0]
     seen = windows.figures_of(window)
@@ -150,7 +150,7 @@ def test_busy_seconds_give_figures_and_the_other_side_s_process_on_the_gpu_is_no
 
 @pytest.mark.parametrize("loads", [LOADS, LOADS[1:]])
 @pytest.mark.parametrize(("facts", "fails", "told"), SLOWER)
-def test_slower_kernels_and_a_slower_host_fail_where_they_are_seen_after_two_launches(loads, facts, fails, told):
+def test_slower_side_fails_window_gate(loads, facts, fails, told):
     gated = judged(**facts, loads=loads)
     large = {name: SMALL_ONES.get(name, name) for name in TOGETHER if len(loads) == 2 or name not in SMALL_ONES}
     there = [name for name, of in large.items() if of != "busy" or facts.get("share", 1)]
@@ -163,7 +163,7 @@ def test_slower_kernels_and_a_slower_host_fail_where_they_are_seen_after_two_lau
     assert gated.exact == () and all(each.source == side_by_side.COMMITTED.source for each in gated.allowances.values())
 
 
-def test_one_launch_decides_nothing_the_ratio_is_that_of_the_sides_and_the_first_windows_may_scatter():
+def test_single_launch_decides_no_gate():
     one, two = judged(1, seconds=1.05, kernels=1.04), judged(seconds=1.05, kernels=1.04, windows=14)
     assert set(states(one).values()) == {INCONCLUSIVE} and not one.settled and two.settled
     assert two.windows == (12,) * 4 and two.verdict("busy").n == 2
@@ -181,7 +181,8 @@ def test_one_launch_decides_nothing_the_ratio_is_that_of_the_sides_and_the_first
 
 
 @pytest.mark.parametrize(("facts", "told"), BY_THE_HOST)
-def test_where_the_host_decides_busy_seconds_are_judged_and_what_was_seen_is_shown(facts, told):
+def test_busy_seconds_decide_despite_host(facts, told):
+    """Where the host decides throughput, it is only shown."""
     gated = judged(**facts, loads=LOADS[1:])
     [its] = [each for each in gated.shown if each.name == "output tokens/s"]
     assert not its.gated and [each.name for each in gated.gated] == ["tokens per busy second"]
@@ -205,7 +206,8 @@ def test_where_the_host_decides_busy_seconds_are_judged_and_what_was_seen_is_sho
     ({"share": None}, {"throughput": WIDE}, {"throughput"}, INCONCLUSIVE),
     (APART, dict.fromkeys(BOTH, NARROW), BOTH, INCONCLUSIVE),
 ])  # fmt: skip
-def test_launches_that_differ_too_much_leave_it_to_busy_seconds_or_inconclusive(facts, allowed, refused, outcome):
+def test_scattered_launches_refuse_endpoint(facts, allowed, refused, outcome):
+    """Busy seconds decide in its place, or nothing does."""
     labels = {name: TOGETHER[name].label.partition(",")[0] for name in TOGETHER}
     by_label = {labels[name]: each for name, each in allowed.items()}
     gated = windows.judged_with(judged(**facts, loads=LOADS[1:]), by_label)
@@ -219,7 +221,7 @@ def test_launches_that_differ_too_much_leave_it_to_busy_seconds_or_inconclusive(
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.005, 0.01, 0.014, 0.02, 0.05])
-def test_noisy_windows_are_wanted_more_often_but_for_the_host_only_without_busy_seconds(noise):
+def test_noise_raises_wanted_windows(noise):
     made = windows_that_count(launch_of_both(noise=noise, loads=LOADS[:1]))[0]
     busy = windows_that_count(launch_of_both(busy_noise=noise, loads=LOADS[:1]))[0]
     steady = windows_that_count(launch_of_both(loads=LOADS[:1]))[0]

@@ -99,7 +99,7 @@ def by_hand(telemetry, opens, closes):
 
 
 @given(drawn_readings(0.5), WINDOWS)
-def test_each_figure_of_any_readings_is_that_by_hand(telemetry, window_s):
+def test_sensor_figures_match_hand_calculation(telemetry, window_s):
     found, expected = asdict(device_figures(run_of(telemetry, window_s))), by_hand(telemetry, *window_s)
     told = {name: value for name, value in found.items() if value is not None}
     assert told == pytest.approx({name: value for name, value in expected.items() if value is not None}, abs=1e-12)
@@ -139,7 +139,7 @@ def stepped(steps, began_s):
 
 
 @given(STEPS, STEPS, st.lists(st.integers(0, 3), min_size=24, max_size=24), st.sampled_from([2, 8, 32]), st.booleans())
-def test_the_energy_of_a_token_of_engines_on_one_gpu_is_that_by_hand(steps, others, joules, every, whole):
+def test_token_energy_matches_hand_calculation(steps, others, joules, every, whole):
     run, beside = stepped(steps, 100.0), stepped(others, 100.5)
     readings = planted_telemetry({**WELL, of.CAPPED_POWER: None}, until_s=24 * every * TICK, interval_s=every * TICK)
     columns = {**readings.columns, of.ENERGY: [*accumulate(joules)]}
@@ -150,7 +150,7 @@ def test_the_energy_of_a_token_of_engines_on_one_gpu_is_that_by_hand(steps, othe
         assert gpu_figures.energy_per_token_j(runs, rate, whole) == (expected and pytest.approx(expected, rel=1e-9))
 
 
-def test_without_readings_there_are_no_figures_power_adds_up_and_the_slowest_clock_counts():
+def test_missing_readings_give_no_figures():
     nothing = run_of(None), run_of(planted_telemetry(until_s=1.0)), run_of(planted_telemetry(), (5.0, 5.0))
     assert [device_figures(run) for run in nothing] == [DeviceFigures()] * 3
     found = device_figures(run_of(planted_telemetry({of.GPU_UTIL: 0.5})))
@@ -191,7 +191,7 @@ def later(value, otherwise):
     ({of.CAPPED_POWER: None, of.CLOCK_REASONS: None}, {"power_capped": None}),
     (dict.fromkeys(of.PROFILED), {"coverage": 0.0}),
 ])  # fmt: skip
-def test_figures_of_counters_that_tell_less_than_all(columns, expected):
+def test_incomplete_counters_leave_figures_unknown(columns, expected):
     found = asdict(figures(columns))
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
@@ -208,7 +208,7 @@ def watts(power):
 
 
 @given(st.lists(st.integers(0, 255), min_size=1, max_size=4))
-def test_reasons_of_a_clock_are_joined_bit_by_bit_and_what_one_does_not_say_is_not_known_of_all(reasons):
+def test_gpus_join_clock_reasons_bitwise(reasons):
     made = several(*({of.CLOCK_REASONS: float(each)} for each in reasons))
     [joined] = {*gpu_figures.joined_gpus(made).columns[of.CLOCK_REASONS]}
     assert all(bool(int(joined) & 1 << bit) is any(r & 1 << bit for r in reasons) for bit in range(8))
@@ -220,7 +220,7 @@ def test_reasons_of_a_clock_are_joined_bit_by_bit_and_what_one_does_not_say_is_n
 
 
 @given(drawn_readings(0.5, gpus=3), WINDOWS, st.permutations(range(3)))
-def test_the_order_of_gpus_says_nothing_and_two_alike_take_twice_the_power_and_memory_of_one(made, window_s, order):
+def test_gpu_order_changes_no_figure(made, window_s, order):
     def seen(gpus):
         found = asdict(device_figures(run_of(replace(made, gpus=tuple(gpus)), window_s)))
         return {name: value for name, value in found.items() if value is not None}
@@ -240,7 +240,7 @@ def decoding(prompt_steps, **planted):
 
 
 @given(st.sets(st.integers(0, 129), max_size=12))
-def test_decoding_is_never_seen_beside_a_prompt(prompt_steps):
+def test_decode_window_excludes_prompt_steps(prompt_steps):
     """By brute force: a prompt takes its step, the one before and the one after."""
     ends = {i: 0.25 * (i + 1) for i in range(48) if 2.125 < 0.25 * (i + 1) <= 12}
     beside = [(0.1 * (i - 1) if i > 1 else -math.inf, 0.1 * min(i + 2, 130)) for i in prompt_steps]
@@ -267,13 +267,13 @@ def beside(cpu_s, host="a", python="3.12"):
     ([beside(lambda at: 0.001 if at < OPENS_S else 0.004)], [1.0], None),
     ([], [], None),
 ])  # fmt: skip
-def test_a_window_is_as_fast_as_its_own_host_at_best_by_the_same_python(measured, speeds, rel):
+def test_host_speed_compares_own_best(measured, speeds, rel):
     numbered = [replace(m, launch=f"{i}") for i, m in enumerate(measured)]
     found = gpu_figures.host_speeds(numbered)
     assert [found.get(m.id) for m in numbered] == pytest.approx(speeds, rel=rel)
 
 
-def test_the_probe_is_told_as_its_mean_and_as_the_share_without_a_core():
+def test_host_probe_reports_core_waiting():
     seen = device_figures(beside(lambda at: 0.004 if round(100 * at) % 2 else 0.006).run)
     assert seen.probe_s == pytest.approx(0.01) and seen.probe_cpu_s == pytest.approx(0.005, rel=0.05)
     pairs = [(0.008, 0.004), (0.008, 0.0), (0.004, 0.004001), (None, 0.004), (0.004, None), (0.0, 0.0)]
@@ -303,14 +303,14 @@ def together(sharing, *engines):
     (together("time-slicing", engine(), engine()), 140 * GIB, None, 140 * GIB - 2 * OWN),
     ((engine(gpus=2),), 280 * GIB, None, 280 * GIB - OWN),
 ])  # fmt: skip
-def test_parts_add_up_to_the_memory(group, total, other, left):
+def test_memory_parts_sum_to_total(group, total, other, left):
     memory = memory_in_use([group])
     assert [(e.weight_bytes, e.kv_bytes) for e in memory.engines] == [(3 * GIB, 1000 * BLOCK)] * len(group)
     assert (memory.total_bytes, memory.other_bytes, memory.left_bytes) == (total, other, left)
     assert other is None or memory.engine_bytes + other + left == total
 
 
-def test_of_several_runs_the_one_with_most_in_use_is_told_and_committed_replicas_leave_room():
+def test_fullest_run_gives_memory_usage():
     told, blind = engine(), engine(weights=None)
     groups = [(blind,), (engine(total=None),), (engine(total=GIB),), together("mps", told, blind)]
     groups.append(together("mig", told, told))

@@ -57,7 +57,7 @@ def share_of(values, per_cent):
 
 
 @given(st.lists(RUNS, max_size=2), LOADS)
-def test_all_latencies_of_any_runs_are_those_by_hand_and_have_the_names_of_a_summary(runs, load):
+def test_latencies_match_hand_calculation(runs, load):
     by = load.judged_by
     seen, expected = latencies(runs, by), [each for run in runs for each in requests_of(run, by)]
     if by == "sent":
@@ -79,7 +79,7 @@ def test_all_latencies_of_any_runs_are_those_by_hand_and_have_the_names_of_a_sum
 
 
 @given(RUNS, LOADS)
-def test_judged_are_the_requests_of_the_window_with_their_tokens_and_failures(run, load):
+def test_judged_requests_lie_in_window(run, load):
     m, s = replace(measurement(load=load), run=run), run.samples
     seen = window.judged_requests(m)
     prompts, outputs = (sum(column[i] for i in seen.rows) for column in (s.prompt_tokens, s.output_tokens))
@@ -92,7 +92,7 @@ def test_judged_are_the_requests_of_the_window_with_their_tokens_and_failures(ru
     assert window.finished_output_tokens(run) == [n for n, done in zip(s.output_tokens, s.finished) if done]
 
 
-def test_all_failures_count_against_and_rates_add_up_over_engines_and_are_means_over_repeats():
+def test_failures_count_against_goodput():
     """Also those after the last answer, with which its window ends."""
     failed = Failures((0,) * 3, (0.5, 1.0, 2.9), (0.8, 1.3, 3.2), ("timeout",) * 3)
     run = replace(measurement().run, window_s=(1.0, 2.0), failures=3, failed=failed)
@@ -120,7 +120,7 @@ def facts_of(seen):
 
 
 @given(GAPS, st.floats(0, 1), st.lists(GAPS, min_size=1, max_size=3))
-def test_any_percentile_of_gaps_is_known_to_one_per_cent_and_of_several_runs_those_of_all_together(gaps, share, parts):
+def test_gap_percentiles_are_nearly_exact(gaps, share, parts):
     exact = sorted(gaps)[max(1, math.ceil(share * len(gaps))) - 1]
     seen = histogram(gaps)
     assert seen.percentile(share) == pytest.approx(exact, rel=0.0051)
@@ -146,7 +146,7 @@ def test_any_percentile_of_gaps_is_known_to_one_per_cent_and_of_several_runs_tho
 
 
 @given(BOUNDS, BOUNDS, BOUNDS)
-def test_an_slo_is_the_same_after_its_words(ttft, tpot, e2e):
+def test_slo_text_round_trips(ttft, tpot, e2e):
     told = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
     if {*told.values()} != {None}:
         slo = Slo(ttft, tpot, None, e2e)
@@ -167,13 +167,13 @@ def test_an_slo_is_the_same_after_its_words(ttft, tpot, e2e):
     ("itl:5ms", "", "tpot:50ms"),
     *((bounds, "", "") for bounds in ({}, {"ttft_s": 0}, {"ttft_s": math.inf}, {"e2e_s": math.nan}, {"itl_s": 1})),
 ])  # fmt: skip
-def test_other_words_say_what_to_type_and_bounds_of_nothing_that_is_known_are_refused(text, fact, hint):
+def test_malformed_slo_is_refused(text, fact, hint):
     with refused(fact, hint=hint):
         parse_slo(text) if isinstance(text, str) else Slo(**text)
 
 
 @given(RUNS, LOADS, *[st.sampled_from([0.0, 0.05, 0.25, 1.0])] * 3)
-def test_goodput_of_any_run_is_that_by_hand(run, load, ttft, tpot, e2e):
+def test_goodput_matches_hand_calculation(run, load, ttft, tpot, e2e):
     """All times are whole ticks, so a bound is also just met."""
     bounds = {name: bound for name, bound in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)) if bound}
     if bounds:

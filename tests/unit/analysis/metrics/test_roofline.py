@@ -39,7 +39,7 @@ SHAPES = [shape for shape in CATALOGUE.values() if shape.windows]
 WORKS = st.builds(work_of_model, st.sampled_from(SHAPES), st.integers(1, 2048), st.integers(1, 2048))
 
 
-def test_a_gpu_is_known_by_all_words_of_its_name_with_its_ridge_and_its_rate_in_fp8():
+def test_gpu_name_selects_data_sheet():
     assert {name: (found := gpu_figures.peaks_of(name)) and found.family for name in FAMILIES} == FAMILIES
     ridges = {gpu.family: gpu.ridge for gpu in gpu_figures.GPUS}
     known = {"A100-40": 201, "H100": 295, "H100-64": 606, "H200": 206, "L4": 403, "V100": 139}
@@ -63,7 +63,7 @@ def own(inputs):
     # What the user gave counts before the list.
     ({"tensor_parallel_size": 2}, {"gpu_name": "NVIDIA H200 MIG", "gpu_peaks": GpuPeaks(140, 600)}, (1.2e12, 28e13)),
 ])  # fmt: skip
-def test_an_engine_has_the_rate_of_its_quantization_and_of_all_its_gpus(spec, environment, rates):
+def test_quantization_sets_engine_peak_rate(spec, environment, rates):
     m = measurement()
     seen = gpu_figures.peaks_of_engine(replace(m.spec, **spec), replace(m.environment, **environment))
     assert (seen.bytes_per_s, seen.flops_per_s) == rates
@@ -74,7 +74,7 @@ def work_of(model, prompt=512, **facts):
 
 
 @given(WORKS, st.sampled_from(gpu_figures.GPUS), st.integers(1, 2048))
-def test_a_ceiling_is_that_of_its_definition_and_rises_with_the_batch(work, peaks, batch):
+def test_roofline_ceiling_matches_its_definition(work, peaks, batch):
     context = work.prompt_tokens + Fraction(work.output_tokens) / 2
     prefill = 2 * (work.parameters - work.lm_head) * work.prompt_tokens + 2 * work.lm_head
     prefill = Fraction(prefill + 2 * work.heads_width * work.prompt_tokens**2) / Fraction(peaks.flops_per_s)
@@ -97,7 +97,7 @@ def test_a_ceiling_is_that_of_its_definition_and_rises_with_the_batch(work, peak
     assert work.intensity == pytest.approx(work.token_flops / (float(context) * work.kv_bytes_per_token))
 
 
-def test_opt_is_bound_by_memory_and_logits_and_weights_are_those_that_are_computed_and_read():
+def test_opt_models_are_memory_bound():
     halves = {"opt-125m": 10.6, "opt-2.7b": 25.3, "opt-13b": 49.0}
     works = {name: work_of(name) for name in halves}
     assert {name: work.b_half for name, work in works.items()} == pytest.approx(halves, abs=0.05)
@@ -119,7 +119,7 @@ def test_opt_is_bound_by_memory_and_logits_and_weights_are_those_that_are_comput
     assert work_of_model(stranger, 512, 256) is None is work_of("granite-4.0-h-350m"), "a state in place of a cache"
 
 
-def test_a_step_reads_the_experts_of_its_tokens_and_keys_and_values_up_to_a_window_in_their_own_bytes():
+def test_step_reads_only_used_experts():
     work, dense, lookups = work_of("olmoe-1b-7b"), work_of("opt-1.3b"), 50_304 * 2048
     assert (work.weight_bytes, work.parameters) == (2 * (6_919_161_856 - lookups), 1_282_017_280 - lookups)
     assert work.weights_read(0) == work.weights_read(1) == pytest.approx(2 * work.parameters)
@@ -136,7 +136,7 @@ def test_a_step_reads_the_experts_of_its_tokens_and_keys_and_values_up_to_a_wind
     assert many.kv_bytes_per_token == 2 * few.kv_bytes_per_token, "more of them than heads"
 
 
-def test_the_fraction_is_over_its_ceiling_and_parts_of_a_step_are_all_of_it_where_it_is_known():
+def test_roofline_fraction_needs_known_work():
     m = measurement(8, 5000.0)
     assert roofline_fraction(m, 5000.0, 8.0) == pytest.approx(5000 / ceiling_tokens_per_s(work(m), H200, 8))
     assert roofline_fraction(m, 5000.0, 8.0, overlap=True) < roofline_fraction(m, 5000.0, 8.0)
@@ -199,7 +199,7 @@ def work(m):
     return gpu_figures.work_of_workload(m.spec, m.resolved, m.workload)
 
 
-def test_bytes_of_a_step_are_weights_contexts_and_experts_of_its_tokens_and_prompts_count_by_length():
+def test_step_work_matches_hand_calculation():
     for prompt_tokens in (64, 1000):
         m = with_prompts(measurement(8, 1000.0, steps=320), prompt_tokens)
         w, decoded, prompts = work(m), 8 * 31 / 32, 8 / 32  # of a request's 32 tokens, the first is the prefill's
@@ -223,14 +223,14 @@ def test_bytes_of_a_step_are_weights_contexts_and_experts_of_its_tokens_and_prom
     (0.71, 0.20, 0.10, "mixed"), (None, 0.20, 0.10, "mixed"),  # it idles, but not much
     (0.60, 0.50, 0.10, "memory"), (0.50, 0.50, 0.10, "memory"),  # it idles, but its memory is busy for as long
 ])  # fmt: skip
-def test_the_bound_by_counters(engine, dram, tensor, bound):
+def test_counters_tell_step_bound(engine, dram, tensor, bound):
     assert step_time(seen(engine, dram, tensor)).bound == bound
 
 
 @pytest.mark.parametrize(("shares", "bound", "flops"), [
     ((0.6, 0.2), "memory", 0), ((0.2, 0.6), "compute", 0.4), ((0.4, 0.4), None, 0), ((0.3, 0.51), "compute", 0.21),
 ])  # fmt: skip
-def test_the_bound_by_shapes_and_arithmetic_is_a_part_where_it_takes_longer_than_the_bytes(shares, bound, flops):
+def test_shapes_tell_step_bound(shares, bound, flops):
     """shares: of the step, that its bytes and its FLOPs take at least on a GPU of these peaks."""
     m = seen(0.9, None, None)
     by_bytes, by_flops = (known / share for known, share in zip(least(m), shares))
@@ -240,7 +240,7 @@ def test_the_bound_by_shapes_and_arithmetic_is_a_part_where_it_takes_longer_than
 
 
 @given(st.integers(1, 64), st.floats(0.01, 0.9), st.integers(32, 64), st.floats(0.01, 1), st.floats(0.01, 1))
-def test_no_share_is_above_1_and_a_gap_positive_by_memory(batch, fraction, output_tokens, dram, tensor):
+def test_unexplained_step_share_stays_bounded(batch, fraction, output_tokens, dram, tensor):
     # the roofline leaves out what a prefill moves: some percent at these lengths, hence 0.9 of it
     m = measurement(batch, 1.0, output_tokens=output_tokens, steps=1)
     limit = ceiling_tokens_per_s(work(m), H200, batch, overlap=True)

@@ -30,7 +30,7 @@ def until(at_s, before, after):
     return lambda at: before if at < at_s else after
 
 
-def test_a_gpu_that_is_well_or_not_seen_and_readings_or_jobs_that_stop_or_change_half_way():
+def test_healthy_gpu_has_no_findings():
     assert [found(**how) for how in ({}, {"spans": False}, {"interval_s": 1.0})] == [CheckResult()] * 3
     blind = [health(watched_run(None)), found(until_s=1.0), found(dict.fromkeys(WELL))]
     assert [(one.state, len(one.reasons), one.noise) for one in blind] == [("unknown", 1, ())] * 3
@@ -101,7 +101,7 @@ CLOCK_UNDER_THE_LIMIT = {of.SM_CLOCK: until(7.1, 1965e6, 1755e6), of.CLOCK_REASO
     ({of.HOST_CORES: 14.5}, "starving", "others used", {16, 10}),  # a tenth of 16 cores is idle at 14.4
     ({of.OWN_CORES: 13.85, of.HOST_CORES: 15.5}, "starving", "others used", {16, 10}),  # more than a tenth of all
 ])  # fmt: skip
-def test_a_fault_is_told_with_its_numbers(columns, kind, word, facts):
+def test_sensor_fault_shows_its_numbers(columns, kind, word, facts):
     seen = found(columns)
     told_as = "noise" if kind == "starving" else kind
     assert (seen.state, seen.starved) == ("ok" if told_as == "noise" else kind, kind == "starving")
@@ -148,7 +148,7 @@ HARMLESS = (
       for sharing, bound in (("time-slicing", 2.0), ("mps", 3.0), ("mig", 2.0), ("gpus", 1.0))
       for seen, state, facts in ((bound, "ok", ()), (bound + 1, "degraded", {bound, bound + 1}))),
 ])  # fmt: skip
-def test_what_is_no_fault_and_what_is_one_by_the_window_the_host_and_the_other_engines(columns, how, state, facts):
+def test_harmless_readings_are_no_fault(columns, how, state, facts):
     seen = found(columns, **how)
     assert seen.state == state and (seen == CheckResult()) is (state == "ok")
     assert {*facts} <= {number for text in seen.reasons for number in numbers(text)}
@@ -172,7 +172,7 @@ def gpus(*columns, host=(), replica=None, even=True, idle=False, **planted):
     ((CLOCK_UNDER_THE_LIMIT, {}), {"even": False}, "ok", []),
     (({}, dict.fromkeys(ON_GPU)), {}, "unknown", [1]),
 ])  # fmt: skip
-def test_health_of_several_gpus_is_that_of_the_worst_and_names_it(columns, how, state, told):
+def test_worst_gpu_decides_health(columns, how, state, told):
     seen = gpus(*columns, **how)
     named = [text[:6] for text in (*seen.reasons, *seen.noise)]
     assert (seen.state, seen.starved, named) == (state, "host" in how, [f"GPU {i}:" for i in told])
@@ -184,7 +184,7 @@ def test_idle_engines_on_several_gpus():
 
 
 @given(any_telemetry(), st.tuples(st.floats(0, 10), st.floats(0, 10)), st.none() | st.integers(0, 64))
-def test_health_of_anything_has_reasons_where_it_is_not_ok(telemetry, window_s, cores):
+def test_unhealthy_result_always_has_reasons(telemetry, window_s, cores):
     run = watched_run(telemetry, window_s)
     seen, figures = health(run, Environment(cores=cores)), device_figures(run)
     assert seen.state in ("ok", "degraded", "invalid", "unknown") and (seen.state == "ok") is (seen.reasons == ())

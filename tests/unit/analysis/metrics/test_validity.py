@@ -106,7 +106,7 @@ def job(asked=40, steps=32, failures=0, finished=40, preempted=0):
 
 
 @given(st.integers(1, 100), st.integers(2, 64), st.integers(41, 120))
-def test_an_honest_measurement_has_no_problem(concurrency, output_tokens, steps):
+def test_honest_measurement_has_no_problem(concurrency, output_tokens, steps):
     # the window has to be long enough for a request to end in it
     made = measurement(concurrency, 50.0, output_tokens=output_tokens, steps=max(steps, output_tokens))
     assert problems(made) == ()
@@ -173,7 +173,7 @@ IN_SPANS = with_stream(changed(PLAIN, "run", steps=NO_STEPS), **BINS)
     (each(job(), first_token_s=None), set()), (job(steps=33), {1280, 1320}),
     (changed(job(), "run", steps=NO_STEPS), None), (job(preempted=9), None),
 ])  # fmt: skip
-def test_a_fault_is_the_only_problem_and_its_harmless_side_is_none(m, facts):
+def test_each_fault_is_reported_alone(m, facts):
     """facts: None where there is no problem."""
     found = check(m)
     assert len(found.problems) == (facts is not None) and problems(m) == found.problems
@@ -181,7 +181,7 @@ def test_a_fault_is_the_only_problem_and_its_harmless_side_is_none(m, facts):
     assert facts is None or facts <= {*numbers(found.problems[0])}
 
 
-def test_several_problems_are_all_told_and_a_part_of_a_convoy_is_one_but_no_other_of_its_parts():
+def test_several_problems_are_all_reported():
     assert len(problems(changed(measurement(first_early=-0.12, steps=3200), load=ClosedLoop(64)))) == 2
     nowhere = changed(each(PLAIN, finished=False), "run", window_s=(1e6, 1e6 + 1))
     steps, unfinished = problems(nowhere)
@@ -207,7 +207,7 @@ def test_several_problems_are_all_told_and_a_part_of_a_convoy_is_one_but_no_othe
     (sum(LONG.run.window_s) / 2, len(window.judged_requests(LONG).rows)),  # not diluted by what lies around the window
     (0.0, len(LONG.run.samples)),  # those outside the window count among all
 ])  # fmt: skip
-def test_a_share_of_failures_may_be_borne(sent_s, others):
+def test_failure_share_can_be_tolerated(sent_s, others):
     failed = None if sent_s is None else Failures((0, 1), (sent_s,) * 2, (sent_s,) * 2, ("timeout",) * 2)
     m, share = changed(LONG, "run", failed=failed), 2 / (2 + others)
     assert problems(m, failed_share=share) == () != problems(m, failed_share=0.99 * share) != problems(m)
@@ -240,7 +240,7 @@ def convoy(steps, load=BURST):
     *((slowed(2.0, steps=100, idle_steps=16, load=load), [])
       for load in (OpenLoop(requests=8), ClosedLoop(8, requests=100))),
 ])  # fmt: skip
-def test_what_is_noise_leaves_a_measurement_clean(m, facts):
+def test_noise_keeps_measurement_valid(m, facts):
     found = check(m)
     assert (found.problems, found.degradations, len(found.noise), is_clean((m,))) == ((), (), bool(facts), True)
     assert facts == [] or {*facts} <= {*numbers(found.noise[0])}
@@ -272,13 +272,14 @@ def together(*made, began_s=None):
     ((1.3, 1.0), ("opt-1.3b",) * 2, ["opt-1.3b"]), ((1.25, 1.25), ("opt-1.3b",) * 2, ["opt-1.3b"]),
     ((1.25, 0.84), ("opt-125m", "opt-1.3b"), ["opt-125m", "opt-1.3b"]),  # each is to be steady
 ])  # fmt: skip
-def test_what_one_engine_loses_and_another_of_its_model_gains_is_steady(factors, models, noisy):
+def test_exchanged_engine_speed_is_steady(factors, models, noisy):
+    """One engine loses what another of its model gains."""
     members = together(*(slowed(f, tokens_per_s=400.0, model=model) for f, model in zip(factors, models)))
     found = check(*members)
     assert ([text.partition(":")[0] for text in found.noise], is_clean(members), found.starved) == (noisy, True, False)
 
 
-def test_engines_need_time_in_common_and_each_finding_names_its_engine():
+def test_engines_must_overlap_in_time():
     apart = check(*together(PLAIN, PLAIN, began_s=(100.0, 900.0)))
     assert (len(apart.problems), apart.noise, apart.starved) == (1, (), False)
     assert check(*together(PLAIN, PLAIN, began_s=(100.0, 100.1))) == CLEAN
@@ -293,7 +294,7 @@ def test_engines_need_time_in_common_and_each_finding_names_its_engine():
 
 @pytest.mark.parametrize(("others", "state"), [(0.5, State.FAILS), (13.5, State.INCONCLUSIVE)])
 @pytest.mark.parametrize(("m", "facts"), [(IDLE, {16}), (measurement(16, steps=12), {13, 20})], ids=["load", "steps"])
-def test_what_a_client_without_a_core_causes_is_inconclusive(m, facts, others, state):
+def test_starved_client_is_inconclusive(m, facts, others, state):
     busy = sensed(changed(m, "environment", cores=16), HOST_CORES=2 + others)
     verdict = trustworthy("opt-1.3b", [(busy,), (busy,)])
     assert verdict.state is state and facts <= {*numbers(verdict.why)}
@@ -303,7 +304,7 @@ def test_what_a_client_without_a_core_causes_is_inconclusive(m, facts, others, s
     assert at_once == [state is State.INCONCLUSIVE, False], "each invalid one has to be"
 
 
-def test_trustworthy_counts_the_valid_and_tells_the_reasons_and_the_worst_is_the_state():
+def test_trustworthy_counts_valid_measurements():
     made = [(PLAIN,), (measurement(repeat=1, preempted=1),)]
     verdict = trustworthy("opt-1.3b[8]", made, wanted=2)
     assert trustworthy("opt-1.3b[8]", made) and not verdict
@@ -328,7 +329,7 @@ def test_trustworthy_counts_the_valid_and_tells_the_reasons_and_the_worst_is_the
     # Where two kinds are found the worse has all but noise.
     ({"FOREIGN_PROCESSES": 1.0, "CPU_THROTTLED": 0.5} | FEWER, (2, 0, 1)),
 ])  # fmt: skip
-def test_what_sensors_say_is_of_one_kind_and_only_a_problem_is_no_ground_to_stand_on(columns, counts):
+def test_sensor_finding_has_one_kind(columns, counts):
     found = check(made := sensed(PLAIN, **columns))
     assert tuple(map(len, found[:3])) == counts and is_clean((made,)) is (counts[:2] == (0, 0))
     assert bool(trustworthy("opt-1.3b[8]", [(made,)])) is (counts[0] == 0)
@@ -349,7 +350,7 @@ def cached(count):
     (looked_up(replace(PLAIN, run=cached(lambda row: 0)), 100).run, 0, "request"),  # no counters where requests tell
     (looked_up(replace(PLAIN, run=replace(cached(lambda row: 0), window_s=(0.0, 0.0))), 100).run, 0.1, "server"),
 ])  # fmt: skip
-def test_the_share_of_prompts_from_a_cache_and_who_told_of_it(run, share, teller):
+def test_cache_hit_share_names_source(run, share, teller):
     found = validity.cache_hit_share(run)
     assert found.share == pytest.approx(share) and teller in found.told_by
     for silent in (RUN, with_stream(PLAIN, cache_lookups=(0, 0)).run):

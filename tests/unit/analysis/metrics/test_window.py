@@ -125,13 +125,13 @@ def ended(run):
     (window.littles_law, littles),
 ], ids=lambda function: function.__name__)  # fmt: skip
 @given(run=drawn_runs())
-def test_each_figure_of_any_run_is_that_of_its_oracle(figure, oracle, run):
+def test_window_figures_match_oracle(figure, oracle, run):
     expected = oracle(run)
     assert figure(run) == (expected if expected is None else pytest.approx(expected, rel=1e-12))
 
 
 @given(drawn_runs(), st.integers(1, 3))
-def test_tokens_that_drafts_added_are_throughput_and_no_batch(run, further):
+def test_accepted_drafts_raise_throughput_only(run, further):
     """As if each sequence had made one token alone in steps of the same times."""
     made = run.steps.new_tokens
     accepted = tuple(further * each for each in made)
@@ -147,7 +147,7 @@ def test_tokens_that_drafts_added_are_throughput_and_no_batch(run, further):
 
 
 @given(drawn_runs(), st.integers(0, 30), st.integers(0, 30))
-def test_the_most_in_flight_are_found_by_counting_and_a_rate_of_some_steps_is_that_of_their_window(run, first, end):
+def test_most_in_flight_matches_counting(run, first, end):
     if run.window_s[0] < run.window_s[1]:
         assert window.most_in_flight(run) == most_at_once(run)
     else:
@@ -159,7 +159,7 @@ def test_the_most_in_flight_are_found_by_counting_and_a_rate_of_some_steps_is_th
 
 
 @given(st.lists(st.tuples(st.sampled_from([1, 1, 2, 9]), st.integers(0, 9)), min_size=14, max_size=40), st.integers())
-def test_the_variance_of_a_window_is_that_of_its_eight_parts(steps, origin):
+def test_window_variance_uses_eight_parts(steps, origin):
     gaps, tokens = zip(*steps)
     times = [at / 64 for at in accumulate(gaps, initial=64 * (origin % 4096))][1:]
     n = len(times)
@@ -171,7 +171,7 @@ def test_the_variance_of_a_window_is_that_of_its_eight_parts(steps, origin):
 
 
 @given(drawn_runs(), st.integers(1, 9))
-def test_a_server_without_steps_is_told_by_the_spans_of_its_client(run, ticks):
+def test_client_spans_replace_server_steps(run, ticks):
     """The same tokens in spans of time are those of steps that end then; requests count from their sending."""
     stream = Stream(ticks / 64, run.window_s[0] - 0.125, tuple(map(float, run.steps.new_tokens)), GAPS)
     ends = [stream.begins_s + stream.bin_s * (i + 1) for i in range(len(stream.tokens))]
@@ -191,7 +191,7 @@ def test_a_server_without_steps_is_told_by_the_spans_of_its_client(run, ticks):
     ((None, 9.0), [(1.0, 2.0)] * 2, "staggered", [(1.0, 2.0)] * 2),  # no common clock
     ((0.0, 0.5), [(1.0, 2.0)] * 2, "burst", [(1.0, 2.0)] * 2),  # convoys are not cut
 ])  # fmt: skip
-def test_the_span_of_several_engines_is_what_their_windows_have_in_common(began_s, windows_s, ramp_up, common_s):
+def test_engines_share_common_span(began_s, windows_s, ramp_up, common_s):
     runs = (Run(NO_SAMPLES, NO_STEPS, seen, began_s=at) for seen, at in zip(windows_s, began_s))
     group = [replace(measurement(), run=run) for run in runs]
     group[-1] = replace(group[-1], load=ClosedLoop(8, ramp_up=ramp_up))
@@ -210,7 +210,7 @@ def served(**facts):
     return replace(measurement(), load=RAMP, run=run)
 
 
-def test_each_step_of_a_ramp_has_its_own_figures_and_failures_settling_included_and_is_none():
+def test_ramp_steps_have_own_figures():
     of_steps = ({"counts": {"462": 90}, "sum_s": 0.9}, {"counts": {"602": 180}, "sum_s": 7.2})
     steps = steps_of(served(step_gaps=tuple({**GAPS, **each} for each in of_steps)))
     assert [m.run.window_s for m in steps] == [(1.0, 4.0), (5.0, 8.0)], "when it has settled"
@@ -239,7 +239,7 @@ def test_each_step_of_a_ramp_has_its_own_figures_and_failures_settling_included_
 
 
 @given(drawn_runs(), st.data())
-def test_rates_and_delays_are_of_the_scheduled_requests_whatever_became_of_them(run, data):
+def test_send_delays_cover_scheduled_requests(run, data):
     """By hand from all rows: served, failed, and never sent. Whoever does not say when leaves its failures out."""
     late = st.integers(0, 99).map(lambda ticks: ticks / 64)
     sent = [*run.samples.sent_s, *run.failed.sent_s]
@@ -271,7 +271,7 @@ def kept(scheduled_s, sent_s):
 
 
 @given(st.floats(0.0001, 0.2), st.none() | st.floats(0.0001, 2))
-def test_five_milliseconds_or_a_tenth_of_the_ttft_are_harmless(delay, ttft):
+def test_small_send_delays_are_harmless(delay, ttft):
     bound, seen = max(0.005, (ttft or 0.0) / 10), kept([20.0, 21.0], [20.0 + delay, 21.0 + delay])
     assert window.harmless_s(ttft) == pytest.approx(bound)
     if abs(delay - bound) > 1e-9:
@@ -280,7 +280,7 @@ def test_five_milliseconds_or_a_tenth_of_the_ttft_are_harmless(delay, ttft):
         assert told is None or {round(delay * 1e3, 1), round(bound * 1e3, 1)} <= set(numbers(told))
 
 
-def test_one_request_in_a_hundred_may_be_late_none_never_sent_and_waiting_is_told_over_all():
+def test_rare_late_sends_are_allowed():
     due = [*map(float, range(120))]
     unsent, before = (late_sends(kept(due, [None if at == lost else at for at in due]), 0.015) for lost in (50, 0))
     few, many = (late_sends(kept(due, [at + 0.3 * (at in late) for at in due]), 0.015) for late in ((50,), (50, 51)))
@@ -294,7 +294,7 @@ def test_one_request_in_a_hundred_may_be_late_none_never_sent_and_waiting_is_tol
 
 
 @given(drawn_runs(), st.integers(1, 4), st.sampled_from([0, 0.25, 3.0]), st.integers(1, 50))
-def test_as_many_users_think_as_got_answers_that_are_not_the_last_of_a_conversation(run, turns, think_s, users):
+def test_thinking_users_match_unfinished_conversations(run, turns, think_s, users):
     """Their think times are exponential, so k of them add up to k means and, at most, three standard deviations."""
     m = replace(measurement(), run=run, load=ClosedLoop(users, think_s=think_s))
     m = replace(m, workload=replace(m.workload, spec=replace(m.workload.spec, turns=turns)))

@@ -37,7 +37,7 @@ def seconds_of(sweep, loads=None):
     (SENSORS, "opt-2.7b", 128, [1, 256, 128, 64, 1], 128, 0.25),
     (CPU, "opt-tiny", 128, [1, 256, 64, 32, 32], 64, 0.17),
 ])  # fmt: skip
-def test_the_plateau_of_the_full_grid_from_a_third_of_its_seconds(name, model, full, loads, found, short):
+def test_adaptive_sweep_finds_full_plateau(name, model, full, loads, found, short):
     """short: the share with the windows of today, the first 2 s of each, of all loads with those that were measured."""
     group = group_of(name, model)
     cut = [replace(m, run=replace(m.run, window_s=(m.run.window_s[0], m.run.window_s[0] + 2.0))) for m in group]
@@ -50,7 +50,7 @@ def test_the_plateau_of_the_full_grid_from_a_third_of_its_seconds(name, model, f
     assert shares[0] <= SHARE and shares[1] == pytest.approx(short, abs=0.006) and short < SHARE
 
 
-def test_of_four_loads_three_are_needed_and_those_are_more_than_a_third():
+def test_small_grid_needs_most_loads():
     """What was measured in a burst: too few loads to leave any out. The plateau is the same."""
     for model, loads, full in (("opt-1.3b", [64, 512, 128, 64], 128), ("opt-125m", [64, 512, 256, 64], None)):
         sweep = Measured.of(group_of(TOGETHER, model))
@@ -60,7 +60,7 @@ def test_of_four_loads_three_are_needed_and_those_are_more_than_a_third():
         assert SHARE < seconds_of(sweep, loads) / seconds_of(sweep) < 0.5
 
 
-def test_a_dent_does_not_end_a_sweep():
+def test_dent_does_not_end_sweep():
     """OPT-125M gains 8.7% from concurrency 128 to 256 in its steady windows, less than a tenth; then it doubles."""
     sweep = Measured.of(group_of(SPREAD, "opt-125m", lambda m: not check(m).noise))
     (dent,) = [gain for gain in gains(sweep.points) if gain.start == 128]
@@ -69,7 +69,7 @@ def test_a_dent_does_not_end_a_sweep():
     assert rates[128] < 0.5 * max(rates.values())
 
 
-def test_published_results_whose_loads_are_no_doublings():
+def test_adaptive_sweep_handles_published_loads():
     """Requests of 292 output tokens in the mean; the seconds are those that a sweep of ours would take."""
     points = tuple(point(load, [rate]) for load, rate, *_ in ROWS)
     sweep = Measured(points, {load: 5.0 + 1.5 * 292 * load / rate for load, rate, *_ in ROWS})

@@ -37,7 +37,7 @@ def of_law(batches, *parameters):
     ("0.03s", AbsoluteSlo(0.03)), (".5s", AbsoluteSlo(0.5)), ("", None), ("30 ms", None),
     *((text, None) for text in f"2x x@32 0x@32 2x@0 -2x@32 2x@3.5 30 0ms nans {HUGE}s {HUGE}x@1".split()),
 ])  # fmt: skip
-def test_objectives_and_what_is_none(text, slo):
+def test_latency_objective_text_is_parsed(text, slo):
     if slo:
         assert batching.parse_relative_slo(text) == slo
     else:
@@ -46,7 +46,7 @@ def test_objectives_and_what_is_none(text, slo):
 
 
 @pytest.mark.parametrize(("factor", "chosen", "cap"), [(2, 96, 105), (4, 256, 250)])
-def test_the_published_choice(factor, chosen, cap):
+def test_published_batch_choice_is_reproduced(factor, chosen, cap):
     seen = decided(PUBLISHED, RelativeSlo(factor, 32))
     assert (seen.choice, seen.limit.seconds) == (plateau.ChosenLoad(chosen), factor * 7.509587e-3)
     assert (seen.batch, seen.predicted, seen.reason) == (chosen, False, "")
@@ -58,7 +58,7 @@ def test_the_published_choice(factor, chosen, cap):
 
 
 @given(st.floats(10, 1e6), st.floats(0.5, 500), BATCHES, EFFICIENCIES, FACTORS)
-def test_the_choice_is_the_last_of_the_grid_before_the_closed_forms(t_inf, b_half, batches, threshold, factor):
+def test_choice_agrees_with_closed_forms(t_inf, b_half, batches, threshold, factor):
     """On a planted law; a load as near to a cap as rounding is may be on either side. A tighter objective never chooses
     more."""
     points = of_law(batches, t_inf, b_half)
@@ -69,7 +69,7 @@ def test_the_choice_is_the_last_of_the_grid_before_the_closed_forms(t_inf, b_hal
     assert seen.choice.value in (sure, possible) and seen.choice.value <= looser.choice.value
 
 
-def test_a_latency_at_the_limit_is_within_an_efficiency_not_and_noise_gives_the_choice_an_interval():
+def test_latency_at_limit_is_allowed():
     points = [point(b, [rate], [wait]) for b, rate, wait in ((1, 100.0, 0.1), (2, 150.0, 0.2), (4, 200.0, 0.4))]
     asked = [(RelativeSlo(1, 2), 0.1), (AbsoluteSlo(0.4), 0.1), (AbsoluteSlo(0.4), 0.5), (AbsoluteSlo(0.05), 0.1)]
     found = [decided(points, slo, threshold).choice.value for slo, threshold in asked]
@@ -84,7 +84,7 @@ def test_a_latency_at_the_limit_is_within_an_efficiency_not_and_noise_gives_the_
         assert decided(noisy, RelativeSlo(factor, 32)).choice == plateau.ChosenLoad(*found, known=True)
 
 
-def test_a_latency_or_the_rate_of_one_alone_is_measured_interpolated_by_the_law_or_not_known():
+def test_unmeasured_latency_is_interpolated():
     """Little's latency of the law is a straight line."""
     for at, facts in ((100, (64, 128)), (1024, ()), (64, None)):
         points = of_law(GRID[3:])
@@ -114,14 +114,14 @@ def test_a_latency_or_the_rate_of_one_alone_is_measured_interpolated_by_the_law_
     ([(1, 1.0), (4, 3.9), (16, 2.5)], [8, 2, 0.5, 1, 16], (4, 3.9, 1, 16, (2, 8)), ("2, 8",)),
     ([(1, 1.0), (4, 3.9)], [8], (4, 3.9, 1, None, (8,)), (8,)),
 ])  # fmt: skip
-def test_a_peak_is_between_loads_that_have_less_or_more_is_not_excluded(points, invalid, found, facts, unit):
+def test_goodput_peak_names_neighbouring_loads(points, invalid, found, facts, unit):
     seen = peak(points, invalid=invalid, unit=unit)
     assert (seen.load, seen.per_s, seen.below, seen.above, seen.unknown, seen.unit) == (*found, unit)
     assert seen.bracketed is (None not in found and found[4] == ()) and tells(seen.why, f"{found[0]} {unit}", *facts)
 
 
 @given(st.lists(st.tuples(st.integers(1, 20), st.floats(0, 100)), min_size=1, max_size=30))
-def test_nothing_measured_is_higher_than_the_peak_of_which_there_is_none_where_nothing_is_good(points):
+def test_no_load_exceeds_goodput_peak(points):
     seen, rates = peak(points), sorted({rate for rate, _ in points})
     by_rate = {rate: [value for at, value in points if at == rate] for rate in rates}
     assert all(sum(values) / len(values) <= seen.per_s + 1e-9 for values in by_rate.values())
@@ -141,7 +141,7 @@ def test_nothing_measured_is_higher_than_the_peak_of_which_there_is_none_where_n
     ([(1, 1.0), (1, 0.7)], 0.9, [], (None, None, (1, 0.85), ()), ("90%", "85%", 1)),
     ([(1, 0.2), (2, 0.1)], 0.9, [], (None, None, (1, 0.2), ()), ("90%", "20%", 1)),
 ])  # fmt: skip
-def test_distserves_goodput_is_the_highest_load_up_to_which_enough_is_good(points, goal, invalid, found, facts, unit):
+def test_highest_load_keeps_goodput_goal(points, goal, invalid, found, facts, unit):
     seen = highest_load(points, goal, invalid, unit)
     assert (seen.load, seen.attainment, seen.above, seen.unknown, seen.goal) == (*found, goal)
     assert tells(seen.why, *facts, *([] if found[0] is None else [f"{found[0]} {unit}"]))

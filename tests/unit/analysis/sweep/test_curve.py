@@ -41,7 +41,7 @@ def with_last_gain(gain):
     ({64: 100.0, 128: 280.0, 256: 200.0}, PASSES, -0.286, (128,)),
     (STEEP, FAILS, law(64) / law(32) - 1, (64, "32 to 64")),
 ])  # fmt: skip
-def test_a_planted_plateau_is_found_or_what_the_last_doubling_gains(rates, state, value, facts):
+def test_planted_plateau_is_found(rates, state, value, facts):
     verdict = noisy_curve(rates, noise=0.002).pareto_plateau()
     assert (verdict.state, verdict.claim, verdict.subject) == (state, "throughput-plateau", "opt-1.3b")
     assert verdict.value == pytest.approx(value, abs=0.01) and tells(verdict.why, *facts, "10%")
@@ -53,7 +53,7 @@ def test_a_planted_plateau_is_found_or_what_the_last_doubling_gains(rates, state
     ((1, 8, 64, 128), 0.13, FAILS), ((1, 8, 64, 256), 0.13, INCONCLUSIVE), ((1, 8, 64, 129), 0.13, INCONCLUSIVE),
     ((1, 8, 64, 1024), 0.13, INCONCLUSIVE), ((1, 8, 64, 256), 0.05, PASSES), ((1, 8, 64, 96), 0.13, FAILS),
 ])  # fmt: skip
-def test_across_a_gap_of_several_doublings_no_plateau_is_refuted(loads, gain, state):
+def test_wide_load_gap_refutes_nothing(loads, gain, state):
     """A doubling in it may gain more than the last one does, which was not measured."""
     *_, before, last = loads
     rates = {load: 100.0 * load**0.5 for load in loads[:-1]}
@@ -64,7 +64,7 @@ def test_across_a_gap_of_several_doublings_no_plateau_is_refuted(loads, gain, st
     assert (f"{last / 2:g}" in verdict.remedy) is missing and verdict.again == (), "repeats would decide nothing"
 
 
-def test_without_a_plateau_it_is_told_what_ended_the_sweep_and_past_none_there_is_nothing_to_judge():
+def test_missing_plateau_explains_sweep_end():
     curve = noisy_curve(STEEP, noise=0.002)
     assert tells(replace(curve, measurements=(measurement(),)).pareto_plateau().why, 227), "requests in the KV cache"
     assert tells(replace(curve, cut=((128, "over the KV cache"),)).pareto_plateau().why, 128, "over the KV cache")
@@ -85,7 +85,7 @@ def test_without_a_plateau_it_is_told_what_ended_the_sweep_and_past_none_there_i
     (FLAT, 0.005, PASSES, 47), (STEEP, 0.01, FAILS, 47),
     (with_last_gain(0.15), 0.01, FAILS, 0), (with_last_gain(0.05), 0.01, PASSES, 0),
 ])  # fmt: skip
-def test_one_per_cent_of_noise_does_not_hide_or_turn_a_clear_answer(rates, noise, state, least):
+def test_small_noise_keeps_plateau_verdict(rates, noise, state, least):
     seen = Counter(noisy_curve(rates, seed=seed, noise=noise).pareto_plateau().state for seed in range(50))
     assert seen[state] + seen[INCONCLUSIVE] == 50 and seen[state] >= least
 
@@ -103,7 +103,7 @@ def on_a_host(of_gpu, busy, noise=0.0005, repeats=3):
     return replace(curve, points=tuple(map(seen, curve.points)))
 
 
-def test_a_gain_is_told_as_its_two_factors_and_that_of_the_gpu_allows_for_its_clocks_if_it_is_seen():
+def test_gain_has_gpu_host_factors():
     curve = on_a_host(GPU, WAITS)
     assert curve.factors() == {64: pytest.approx((0.5, 1 / 3), abs=2e-3), 128: pytest.approx((0.02, 0.5), abs=2e-3)}
     seen, of_gpu = curve.pareto_plateau(), curve.pareto_plateau(figure=busy_rate)
@@ -139,8 +139,8 @@ def test_a_gain_is_told_as_its_two_factors_and_that_of_the_gpu_allows_for_its_cl
 
 
 @pytest.mark.parametrize("judge", JUDGES)
-def test_what_was_seen_is_not_decided_by_repeats_of_two_loads_that_may_agree_by_chance(judge):
-    """What the GPU does is, and so is an adaptive sweep, which measures what it needs."""
+def test_two_repeated_loads_decide_nothing(judge):
+    """They may agree by chance. What the GPU does is decided; so is an adaptive sweep, which measures what it needs."""
     whole = on_a_host(FLAT, dict.fromkeys(FLAT, 0.5), repeats=3)
     once = [replace(p, **{name: getattr(p, name)[:1] for name in REPEATED}) for p in whole.points[:-2]]
     few = replace(whole, looks=(2, 3), points=(*once, *whole.points[-2:]))
@@ -162,7 +162,7 @@ def with_waits(curve, waits):
     (lambda p: (9.0 - p.concurrency / 100,) * 3, FAILS, (9 - 5.12) / (9 - 2.56) - 1),
     (lambda p: (1.0 * p.concurrency, 5.0 * p.concurrency, 9.0), INCONCLUSIVE, None),
 ])  # fmt: skip
-def test_latency_past_the_plateau(waits, state, value):
+def test_latency_rises_past_plateau(waits, state, value):
     verdict = with_waits(noisy_curve(FLAT), waits).latency_keeps_rising()
     assert (verdict.state, verdict.threshold) == (state, 0.10) and tells(verdict.why, 256)
     assert value is None or verdict.value == pytest.approx(value, abs=0.05)
@@ -175,7 +175,7 @@ def test_latency_past_the_plateau(waits, state, value):
     # A host-bound engine: steps take the same time at every small batch, so only noise tells their E2E apart.
     (lambda p: tuple(1.17 * r / p.repeats[0] for r in p.repeats) if p.concurrency < 16 else None, PASSES),
 ])  # fmt: skip
-def test_points_up_to_the_plateau_are_worth_having(waits, state):
+def test_points_before_plateau_are_worthwhile(waits, state):
     verdict = with_waits(noisy_curve(FLAT, noise=0.002), waits).pareto_up_to_plateau()
     assert (verdict.state, verdict.threshold) == (state, 0.03)
     if state is PASSES:
@@ -192,14 +192,14 @@ def test_points_up_to_the_plateau_are_worth_having(waits, state):
     (replace(noisy_curve(FLAT), missing=(1024, 2048)), ("1024, 2048",)),
     (Curve(subject="x", points=(point(1, [1.0], []),)), (1,)),
 ])  # fmt: skip
-def test_what_is_not_there_is_inconclusive_with_a_reason(judge, curve, facts):
+def test_incomplete_sweep_is_inconclusive(judge, curve, facts):
     verdict = judge(curve)
     assert (verdict.state, verdict.value, verdict.claim, verdict.threshold) == (INCONCLUSIVE, None, *NAMED[judge])
     assert tells(verdict.why, *facts) and set(verdict.records) == {record for p in curve.valid for record in p.records}
 
 
 @given(curves(repeats=1) | curves(), st.floats(-0.5, 2.0), st.integers(1, 2), st.randoms(use_true_random=False))
-def test_judgements_are_total_in_any_order_and_never_green_if_the_last_doubling_is_invalid(curve, most, back, chance):
+def test_invalid_last_doubling_never_passes(curve, most, back, chance):
     shuffled = replace(curve, points=tuple(chance.sample(curve.points, len(curve.points))))
     spoilt = without(curve, curve.points[-min(back, len(curve.points))].concurrency)
     for judge in JUDGES:
@@ -209,7 +209,7 @@ def test_judgements_are_total_in_any_order_and_never_green_if_the_last_doubling_
         assert judge(spoilt, most).state is INCONCLUSIVE
 
 
-def test_curve_of_measurements_of_which_preempted_ones_do_not_make_a_plateau():
+def test_preempted_loads_form_no_plateau():
     made = [measurement(c, law(c), repeat=i, launch=f"launch-{i}") for c in (1, 2, 4, 8) for i in range(2)]
     curve = curve_of("opt-1.3b", made, planned=(1, 2, 4, 8, 16, 32), cut=((32, "over the KV cache"),))
     assert [p.concurrency for p in curve.points] == [1, 2, 4, 8] == [p.concurrency for p in curve.valid]
@@ -234,7 +234,7 @@ def test_curve_of_measurements_of_which_preempted_ones_do_not_make_a_plateau():
 @pytest.mark.parametrize("other", [{"model": "opt-2.7b"}, *({"load": ClosedLoop(2, **facts)} for facts in (
     {"ramp_up": "burst"}, {"window_s": 9.0}, {"settle_lifetimes": 0.0},
 ))], ids=str)  # fmt: skip
-def test_different_engines_or_ways_of_loading_are_not_one_curve(other):
+def test_different_engines_form_no_curve(other):
     with refused("2 different"):
         curve_of("opt-1.3b", [measurement(1, 100.0), measurement(2, 190.0, **other)])
 
@@ -245,7 +245,7 @@ def swept(*loads, adaptive=0.10):
     return curve_of("opt-1.3b", made, planned=BATCHES, adaptive=adaptive)
 
 
-def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing_but_one_that_it_wants_decides_all():
+def test_unneeded_loads_are_not_missing():
     curve = swept(1, 128, 256, 512)
     assert (curve.missing, curve.unneeded, of_curve.obstacle(curve)) == ((), BATCHES[1:7], None)
     assert tuple(p.concurrency for p in curve.predictions) == BATCHES[1:7]
@@ -264,7 +264,7 @@ def test_loads_that_an_adaptive_sweep_does_not_need_are_not_missing_but_one_that
 
 
 @pytest.mark.parametrize(("spread", "enough"), [(0.02, True), (0.3, False)])
-def test_what_is_inconclusive_tells_about_how_long_it_would_take(spread, enough):
+def test_inconclusive_verdict_estimates_needed_time(spread, enough):
     """Intervals shrink with the root of the repeats: after so many more they would end at the threshold."""
     started, rates = replace(strategies.RESOLVED, ready_s=20.0), {64: 100.0, 128: 150.0, 256: 160.0}
     repeats = [(n, rate * by, i) for n, rate in rates.items() for i, by in enumerate((1 - spread, 1 + spread))]
@@ -283,7 +283,7 @@ def test_what_is_inconclusive_tells_about_how_long_it_would_take(spread, enough)
     ((410.0, 411.0), PASSES, 0.025, ()), ((350.0, 351.0), PASSES, -0.125, ()), ((500.0, 501.0), FAILS, 0.25, ()),
     ((400.0, 500.0), INCONCLUSIVE, 0.124, (128, 256)),
 ])  # fmt: skip
-def test_the_gain_after_128_and_the_loads_that_would_decide_it(at_256, state, gain, again):
+def test_gain_after_128_is_judged(at_256, state, gain, again):
     points = (point(64, (300.0, 301.0)), point(128, (400.0, 401.0)), point(256, at_256))
     verdict = gain_after_128(Curve(subject="opt-1.3b", points=points))
     assert (verdict.state, verdict.value) == (state, pytest.approx(gain, abs=0.001))
@@ -314,13 +314,13 @@ def changed(part="spec", **facts):
     (changed("workload", hash="fedcba987654"), "workload fedcba", "workload 012345"),
     (changed("workload", spec=ADAPTED, hash="fedcba987654"), "lora 4x8 zipf", "no lora"),
 ])  # fmt: skip
-def test_curves_of_one_model_are_told_apart_by_what_differs_and_by_nothing_else(other, its, ours):
+def test_curve_labels_show_differences_only(other, its, ours):
     mine, theirs = labels([changed(), other])
     assert theirs == f"opt-1.3b, {its}" and mine != theirs and mine == (f"opt-1.3b, {ours}" if ours else mine)
     small = curve_of("opt-125m", [measurement(1, model="opt-125m")])
     assert labels([changed(), small]) == ["opt-1.3b", "opt-125m"], "models are told apart by their names"
 
 
-def test_front_ends_are_told_if_there_are_several():
+def test_several_front_ends_are_mentioned():
     one, four = (EngineSpec("opt-1.3b", interface="server", extra=(("api_server_count", n),)) for n in (1, 4))
     assert tells(of_curve.front_ends(four), 4) and of_curve.front_ends(one) == of_curve.front_ends(None) == ""

@@ -41,7 +41,7 @@ def pareto_front(points):
     return Curve(subject="opt-1.3b", points=tuple(points)).pareto_front()
 
 
-def test_gains_by_hand_pass_over_invalid_points_and_equal_points_are_both_on_the_front():
+def test_gains_skip_invalid_points():
     seen, last = gains([point(1, [100.0, 102.0]), point(2, [150.0, 150.0]), point(4, ()), point(8, [160.0])])
     # sd of the two groups' logs pooled is 0.0099 with 2 degrees of freedom: half width 4.3027 * 0.0099 * 1
     assert seen.value == pytest.approx(150 / 101 - 1)
@@ -68,7 +68,7 @@ def test_gains_by_hand_pass_over_invalid_points_and_equal_points_are_both_on_the
 
 
 @given(st.lists(st.floats(10, 1000), min_size=2, max_size=6), st.integers(2, 5))
-def test_a_gain_is_the_growth_per_doubling_whatever_the_loads(values, factor):
+def test_gain_is_growth_per_doubling(values, factor):
     found = gains([point(factor**i, [rate]) for i, rate in enumerate(values)])
     for gain, (a, b) in zip(found, pairwise(values), strict=True):
         assert (1 + gain.value) ** math.log2(factor) == pytest.approx(b / a)
@@ -76,7 +76,7 @@ def test_a_gain_is_the_growth_per_doubling_whatever_the_loads(values, factor):
 
 
 @given(curves(), st.randoms(use_true_random=False))
-def test_the_order_of_points_does_not_matter_and_the_pareto_front_is_what_nothing_beats(curve, chance):
+def test_point_order_changes_no_plateau(curve, chance):
     shuffled = chance.sample(curve.points, len(curve.points))
     for ask in (plateau.plateau, pareto_front, gains):
         assert ask(shuffled) == ask(curve.points)
@@ -95,7 +95,7 @@ def test_the_order_of_points_does_not_matter_and_the_pareto_front_is_what_nothin
     assert first not in [p.concurrency for p in pareto_front(without(curve, first).points)], "it is invalid now"
 
 
-def test_intervals_hold_at_all_looks_together_and_the_last_has_what_the_earlier_ones_left():
+def test_intervals_hold_at_all_looks():
     """With one look each tail is 2.5%; with several each is less, together as much as one."""
     for looks, repeats in (((), 3), ((4,), 4), ((2, 4), 1), ((2, 4), 4)):
         own, first, second, third, last, later = (plateau.tail_at(n, looks) for n in (repeats, 1, 2, 3, 4, 9))
@@ -114,7 +114,7 @@ def test_intervals_hold_at_all_looks_together_and_the_last_has_what_the_earlier_
     assert plateau.tail_at(5, (5,), over=True) == plateau.tail_at(5) == 0.025
 
 
-def test_the_law_on_published_results():
+def test_fitted_model_matches_published_results():
     """Half of it needs no GPU: shapes give b_half, then one number of the device predicts batches from 1 to 512. The
     fixed part of a step shows the host: reading the weights takes less than half of it at that GPU's bandwidth."""
     points = [point(b, [b / ms * 1e3]) for b, ms in PUBLISHED_STEP_MS.items()]
@@ -128,7 +128,7 @@ def test_the_law_on_published_results():
 
 
 @given(*LAWS, st.integers(1, 1024))
-def test_a_planted_law_is_found_from_three_batches_or_with_its_half_and_predicted(t_inf, b_half, batches, load):
+def test_planted_saturation_model_is_recovered(t_inf, b_half, batches, load):
     rows = [(b, law(b, t_inf, b_half)) for b in batches]
     assert fit_law(rows, b_half) == pytest.approx((t_inf, b_half))
     if len(rows) < 3:
@@ -143,7 +143,7 @@ def test_a_planted_law_is_found_from_three_batches_or_with_its_half_and_predicte
     assert found == pytest.approx((exact,) * 3) and plateau.law_error(points)[0] < 1e-9 and seen.concurrency == load
 
 
-def test_fit_of_noiseless_points_of_launches_and_of_repeats_whose_interval_covers_the_truth():
+def test_fit_intervals_cover_true_values():
     points = [point(b, [law(b), law(b) * 1.01]) for b in BATCHES[:-1]]
     found = fit([point(512, [law(512)]), *points[::-1]])
     once = fit([point(b, [law(b)]) for b in BATCHES])
@@ -169,7 +169,7 @@ def test_fit_of_noiseless_points_of_launches_and_of_repeats_whose_interval_cover
 
 
 @given(st.dictionaries(st.integers(1, 512), st.floats(10, 1e4), min_size=4, max_size=8))
-def test_no_other_law_is_nearer_to_the_points(rows):
+def test_fit_minimises_relative_error(rows):
     """Least squares of the relative error of the step time: any small step aside is farther."""
 
     def squares(t_inf, b_half):
@@ -187,7 +187,7 @@ def test_no_other_law_is_nearer_to_the_points(rows):
     ({}, None, (3, 0)), ({1: [1.0], 2: [1.5]}, None, (3, 2)), ({1: [1.0], 2: (), 4: ()}, None, (3, 1)),
     ({8: ()}, 45.0, ()), ({b: [b**1.5] for b in BATCHES}, None, ()),
 ])  # fmt: skip
-def test_no_law_of_too_few_points_or_of_what_does_not_saturate(rates, b_half, facts):
+def test_too_few_points_fit_nothing(rates, b_half, facts):
     with refused(*facts, kind=TooFewPoints):
         fit([point(b, each) for b, each in rates.items()], b_half)
 
@@ -214,13 +214,13 @@ def full_plateau(curve, tolerance=0.10):
       for at in (128, 256, 512)),
     (GRID, lambda load: law(load) * (1 if load <= 256 else 0.8), None, 256),
 ])  # fmt: skip
-def test_loads_in_the_order_that_they_are_asked_for_and_where_the_plateau_begins(grid, rate, loads, begins):
+def test_adaptive_loads_follow_expected_order(grid, rate, loads, begins):
     played = play(grid, rate, repeats=1)
     assert played.loads == (loads or played.loads) and all(wanted.why for wanted in played.asked)
     assert plateau.plateau(played.points).value == begins == full_plateau({n: rate(n) for n in grid if rate(n)})
 
 
-def test_what_is_known_is_not_asked_for_again_nor_a_load_with_several_invalid_measurements():
+def test_known_loads_are_not_repeated():
     everything = [point(load, [law_of_20(load), 1.001 * law_of_20(load)]) for load in GRID[:10]]
     assert play(GRID[:10], law_of_20, known=everything).asked == ()
     assert play(GRID[:10], law_of_20, known=everything[::9], repeats=1).loads == [128, 64]
@@ -243,14 +243,14 @@ def test_what_is_known_is_not_asked_for_again_nor_a_load_with_several_invalid_me
     # Four loads, of which three are needed: a third of the time is spent before the noise is known.
     (GRID[6:10], law_of_20, {}, [64, 512, 128, 64]),
 ])  # fmt: skip
-def test_a_gain_that_noise_hides_is_repeated_while_there_is_time_and_once_in_any_case(grid, answer, facts, loads):
+def test_noisy_gain_is_repeated(grid, answer, facts, loads):
     played = play(grid, answer or in_turn(NOISY), **facts)
     assert played.loads == loads
     assert [w.repeats for w in played.asked] == [loads[: i + 1].count(load) for i, load in enumerate(loads)]
 
 
 @given(planted(), st.integers(1, 3), st.floats(0.02, 0.5))
-def test_it_ends_asks_for_planned_loads_no_more_often_than_wanted_and_measures_what_decides(curve, repeats, tolerance):
+def test_adaptive_sweep_measures_deciding_loads(curve, repeats, tolerance):
     answers = in_turn({k: (v, 1.1 * v, 0.9 * v) for k, v in curve.items()})
     played = play(tuple(curve), answers, repeats=repeats, tolerance=tolerance)
     assert set(played.loads) <= set(curve)
@@ -274,8 +274,8 @@ def test_it_ends_asks_for_planned_loads_no_more_often_than_wanted_and_measures_w
 
 
 @given(st.floats(2, 2000), st.sampled_from([9, 10, 11]))
-def test_a_curve_that_keeps_to_the_law_is_known_from_a_third_of_the_seconds(b_half, size):
-    """But for the first repeat, which is made in any case."""
+def test_regular_curve_saves_measuring_time(b_half, size):
+    """A third of the seconds is enough, but for the first repeat, which is made in any case."""
     curve = {load: law(load, b_half=b_half) for load in GRID[:size]}
     played = play([*curve], curve.__getitem__)
     spent = sum(h200_seconds(load, curve[load]) for load in played.loads)
@@ -283,7 +283,7 @@ def test_a_curve_that_keeps_to_the_law_is_known_from_a_third_of_the_seconds(b_ha
     assert steps_apart([*curve], plateau.plateau(played.points).value, full_plateau(curve)) <= 1
 
 
-def test_a_prediction_is_as_wide_as_the_law_misses_what_was_measured():
+def test_prediction_width_follows_model_error():
     points = [point(load, [law(load) * (1.05 if load == 64 else 1)]) for load in (1, 64, 512)]
     share, where = plateau.law_error(points)
     assert where == 64 and share == pytest.approx(1 - 1 / 1.05)
@@ -322,7 +322,7 @@ def planted_ratios(acceptance, beyond, where, noise=0.0, seed=0):
 
 
 @given(*DRAFTS)
-def test_a_crossing_lies_in_its_interval_however_the_curve_is_bent_between_loads(acceptance, beyond, where):
+def test_crossing_lies_in_its_interval(acceptance, beyond, where):
     ratios, planted = planted_ratios(acceptance, beyond, where)
     seen = crossing(ratios)
     assert seen.low / 1.0001 <= planted <= seen.high * 1.0001
@@ -333,7 +333,7 @@ def test_a_crossing_lies_in_its_interval_however_the_curve_is_bent_between_loads
     assert crossing(dict(reversed(ratios.items()))) == seen, "in whatever order"
 
 
-def test_the_interval_of_a_crossing_has_it_in_19_of_20_cases():
+def test_crossing_interval_has_nominal_coverage():
     cases = [planted_ratios(0.7, 0.8, 0.3 + 0.001 * seed, 0.02, seed) for seed in range(400)]
     seen = [(crossing(ratios), planted) for ratios, planted in cases]
     assert sum(found.low <= planted <= found.high for found, planted in seen) >= 0.95 * len(seen)
@@ -341,7 +341,7 @@ def test_the_interval_of_a_crossing_has_it_in_19_of_20_cases():
 
 
 @given(st.lists(st.floats(0.2, 5), min_size=1, max_size=9), st.integers(0, 8), st.floats(1, 3))
-def test_ratios_that_rise_move_a_crossing_to_no_smaller_load(values, place, factor):
+def test_higher_ratios_never_lower_crossing(values, place, factor):
     """Whether they fall with the load or not; it is none of these loads where all lie on one side."""
     ratios = {2**i: Interval(value, 0.9 * value, 1.1 * value) for i, value in enumerate(values)}
     raised = {
@@ -355,14 +355,14 @@ def test_ratios_that_rise_move_a_crossing_to_no_smaller_load(values, place, fact
     assert max(values) > 1 or seen.value == 0
 
 
-def test_two_loads_tell_no_bend_so_a_crossing_may_be_anywhere_between_and_without_noise_known_anywhere():
+def test_two_loads_widen_crossing_interval():
     assert crossing({2: Interval(2.0, 1.9, 2.1), 8: Interval(0.5, 0.4, 0.6)}).mapped(round) == Interval(4, 2, 8)
     seen = crossing({load: Interval(ratio) for load, ratio in ((1, 2.0), (4, 1.0), (16, 0.5))})
     assert (seen.value, seen.low, seen.high) == (pytest.approx(4), 0, math.inf)
 
 
 @given(st.floats(200, 40_000), st.floats(0.5, 300), st.floats(30, 200))
-def test_an_adaptive_sweep_stays_within_its_budget_whatever_the_law_and_knows_its_noise(t_inf, b_half, budget_s):
+def test_adaptive_sweep_keeps_its_budget(t_inf, b_half, budget_s):
     """The smallest load is measured in any case; a second one only if a repeat of the smallest is paid for as well."""
     rate = lambda load: t_inf * load / (load + b_half)  # noqa: E731
     played = play(GRID, rate, budget_s=budget_s)

@@ -46,7 +46,7 @@ def history(rates: dict[str, tuple[float, ...]], elsewhere: str = "") -> tuple[d
     return charts.history(release_histories(made)[0])
 
 
-def test_planted_figures_have_the_charts_that_are_kept():
+def test_charts_match_expected_file():
     known = {"sm_active": 0.5, "energy_per_token_j": 0.05, "tokens_per_busy_s": 400.0}
     sensed = replace(SWEEP, points=tuple(replace(p, **known) for p in SWEEP.points))
     window = engine_alone(columns={**WELL, sensors.POWER: lambda at: 300 + at, sensors.PROBE: 0.006})
@@ -79,7 +79,7 @@ def test_planted_figures_have_the_charts_that_are_kept():
     assert (history(WIDE)[1], history(CLOSE)[1]) == (["0.9.0"], [])
 
 
-def test_what_is_not_known_is_no_chart_series_are_told_apart_and_rows_have_the_interval_of_the_repeats():
+def test_chart_rows_show_intervals():
     lost = gated(pairs(4, failures=1)).compared
     energy = next(chart.spec for chart in charts.load_charts(SWEEP) if chart.title == "Energy")
     assert charts.forest(VERDICTS[2:]) is charts.gate_forest(lost) is charts.stacked_bars([], {}, "", "") is None
@@ -104,7 +104,7 @@ def test_what_is_not_known_is_no_chart_series_are_told_apart_and_rows_have_the_i
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=5), st.lists(st.none() | NUMBERS, max_size=6), st.floats(0.1, 1e6))
-def test_an_axis_reaches_all_estimates_bounds_and_of_intervals_what_is_near(values, ends, reach):
+def test_axis_covers_estimates_with_bounds(values, ends, reach):
     low, high = charts.axis_ends(values, ends, reach, 0.1)
     near = [min(max(end, min(values) - reach), max(values) + reach) for end in ends if end is not None]
     least, most = min([*values, *near]), max([*values, *near])
@@ -118,7 +118,7 @@ def test_an_axis_reaches_all_estimates_bounds_and_of_intervals_what_is_near(valu
 
 
 @given(PARTS.filter(bool))
-def test_parts_of_a_bar_lie_one_behind_the_other_and_add_up(sizes):
+def test_stacked_bar_parts_add_up(sizes):
     parts = [{"subject": subject, "series": series, "size": size, "shown": ""} for subject, series, size in sizes]
     spec = charts.stacked_bars(parts, {"x": "red", "z": "grey", "y": "blue"}, "GiB", "memory")
     ends: dict[str, float] = {}

@@ -92,7 +92,7 @@ JOBS = {
 # fmt: on
 
 
-def test_planted_findings_have_the_pictures_that_are_kept():
+def test_pictures_match_expected_file():
     one = gated(pairs(4, speed=0.9))
     found = {name: Findings(curves=curves) for name, curves in CURVES.items()}
     found |= {f"jobs: {name}": Findings(jobs=jobs) for name, jobs in JOBS.items()}
@@ -111,7 +111,7 @@ def test_planted_findings_have_the_pictures_that_are_kept():
     assert difference("pictures", shown) == ""
 
 
-def test_each_picture_is_a_file_of_its_form_or_says_why_not(tmp_path, monkeypatch):
+def test_each_picture_becomes_file(tmp_path, monkeypatch):
     nothing = {"no sweep": Findings(), "no valid point": Findings(curves=[Curve(subject="x")])}
     nothing["gate-opt-1.3b: no pair"] = Findings(gates=[gated(pairs(4, failures=1))])
     for fact, found in nothing.items():

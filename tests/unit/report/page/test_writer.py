@@ -59,7 +59,7 @@ def page() -> Page:
     return Page(rendered(found_of(SWEEP)))
 
 
-def test_planted_findings_have_the_content_that_is_kept_and_a_command_to_reproduce_where_there_is_one():
+def test_page_content_matches_expected_file():
     found = {
         "a sweep": found_of(SWEEP),
         "three environments": found_of(SWEEP, LIKE_IT, OTHER, Curve(subject="x", points=SWEEP.points)),
@@ -81,7 +81,7 @@ def test_planted_findings_have_the_content_that_is_kept_and_a_command_to_reprodu
     assert reproduce([replace(FIRST, spec=ENDPOINT)]) == reproduce([job]) == reproduce(pairs(1)) == reproduce([]) == ""
 
 
-def test_requests_give_the_latencies_of_the_package_again_and_goodput_and_costs_are_of_the_points():
+def test_page_requests_reproduce_latencies():
     part = writer.goodput_part([("m", SWEEP)], SLO)
     for point, told in zip(SWEEP.valid, part["requests"], strict=True):
         assert (told["series"], told["x"], len(told["windows"])) == ("m", point.concurrency, 3)
@@ -104,7 +104,7 @@ def test_requests_give_the_latencies_of_the_package_again_and_goodput_and_costs_
     assert writer.goodput_part([], SLO) is None is writer.cost_part([])
 
 
-def test_terms_are_whole_words_in_any_of_their_forms_and_have_their_meaning_on_the_page(page):
+def test_glossary_terms_have_meanings(page):
     terms = ["no term", *(forms[0] for forms in GLOSSARY)]
     parts = {heading: writer.parts(heading) for heading in HEADINGS}
     shown = {name: "\n".join(f"{part}: {terms[number]}" for part, number in each) for name, each in parts.items()}
@@ -127,7 +127,7 @@ def named(name: str) -> Page:
     return Page(rendered(found_of(replace(SWEEP, subject=name, measurements=tuple(made)), **told)))
 
 
-def test_names_of_an_archive_are_never_markup_only_hashed_scripts_run_and_nothing_is_fetched(page):
+def test_archive_names_are_never_markup(page):
     hostile, plain = map(named, (HOSTILE, "name"))
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
     assert "<img src=x onerror=alert(1)>" in hostile.text
@@ -150,7 +150,7 @@ def test_names_of_an_archive_are_never_markup_only_hashed_scripts_run_and_nothin
 
 
 @given(st.recursive(st.text() | st.integers() | st.none(), st.lists, max_leaves=6))
-def test_json_in_a_script_ends_no_tag_and_is_the_value(value):
+def test_script_json_ends_no_tag(value):
     text = writer.as_script_json({"a": value, "b": "</script><!--&"})
     assert not re.search("[<>&]", text) and json.loads(text) == {"a": value, "b": "</script><!--&"}
     packed = writer.packed(text)
@@ -161,7 +161,7 @@ def hashed(text: str) -> str:
     return f"'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'"
 
 
-def test_a_page_is_written_with_its_folder_replaced_by_a_page_and_kept_if_that_breaks_off(tmp_path, monkeypatch):
+def test_failed_write_keeps_old_page(tmp_path, monkeypatch):
     def full(self: Path, *_: object) -> Path:
         raise OSError(28, "No space left on device")
 
@@ -179,7 +179,7 @@ def test_a_page_is_written_with_its_folder_replaced_by_a_page_and_kept_if_that_b
 
 
 @pytest.mark.parametrize("name", ["folder", "pipe", "records.jsonl", "records.jsonl/out.html"])
-def test_a_page_takes_the_place_of_a_page_only(tmp_path, name):
+def test_page_replaces_only_pages(tmp_path, name):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "records.jsonl").write_text('{"kind":"session"}')
@@ -189,7 +189,7 @@ def test_a_page_takes_the_place_of_a_page_only(tmp_path, name):
     assert sorted(tmp_path.iterdir()) == before and (tmp_path / "pipe").is_fifo()
 
 
-def test_a_run_goes_on_without_its_page_and_waits_as_long_as_the_last_took_or_needs_jinja2(tmp_path, monkeypatch):
+def test_run_continues_without_its_page(tmp_path, monkeypatch):
     now = iter([100.0, 100.5, 100.5, 200.0])
     run = writer.RunPage(tmp_path / "out.html")
     monkeypatch.setattr(writer, "time", SimpleNamespace(monotonic=lambda: next(now)))
