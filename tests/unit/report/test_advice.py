@@ -104,7 +104,7 @@ def test_second_engine_only_if_worth():
     assert "the command took 3 s; by its own clock, the engine started in 20 s and measured for 60 s" in worth
 
 
-def test_engines_that_start_together_have_a_port_each_and_what_is_not_known_is_alone_or_left_to_vllm():
+def test_engines_started_together_have_ports():
     single, double = advice.starts(planned())
     assert (len(single.commands), single.mps, len(double.commands), double.mps) == (1, False, 2, True)
     seen = [options(shlex.join(words)) for words in double.commands]

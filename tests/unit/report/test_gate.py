@@ -110,7 +110,7 @@ def test_outputs_fail_without_a_pair():
     assert five.answer.startswith("FAILS: opt-1.3b: outputs: it changes") and five.do_this.startswith("compare what")
 
 
-def test_planted_sides_have_the_diagnosis_that_is_kept_and_a_simulated_gate_says_so_everywhere():
+def test_gate_diagnosis_matches_expected_file():
     for platform in ("simulated", "cuda"):
         measured = [replace(m, environment=replace(m.environment, platform=platform)) for m in pairs(4)]
         found = gated(measured)

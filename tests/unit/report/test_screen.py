@@ -120,7 +120,7 @@ def test_inconclusive_tests_are_shown_once():
     assert lines.count("b is open") == 1
 
 
-def test_the_parts_are_made_once_and_a_sentence_has_as_many_lines_as_its_kind_may_have(monkeypatch):
+def test_sentence_kind_limits_its_lines(monkeypatch):
     made = []
     monkeypatch.setattr(screen.sweeps, "overview_tables", lambda found: made.append(found) or [])
     assert len(lines_of(notes=["many words " * 100] * 9)) <= screen.MOST_LINES and len(made) == 1

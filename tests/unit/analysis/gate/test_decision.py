@@ -293,7 +293,7 @@ def test_noise_is_matched_by_name():
     assert worse["tokens/s"].fail < decision.MIN_POWER and worse["latency"].fail > 0.95
 
 
-def test_a_quiet_runner_finds_everything_and_noise_is_the_spread_of_its_pairs_and_what_was_planted():
+def test_calibration_noise_gives_gate_power():
     seen = calibrated(noisy(0.003), noisy(0.003, "latency"))
     assert len(seen.noise.costs) == 12 and seen.unchanged == Rates(0.0, 1.0, 4.0)
     assert {name: rates.fail for name, rates in seen.worse.items()} == {"tokens/s": 1.0, "latency": 1.0}
