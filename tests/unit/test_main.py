@@ -27,7 +27,7 @@ def ends_with(monkeypatch):
     return lambda outcome: run.configure_mock(side_effect=[outcome] * 9)
 
 
-def test_without_arguments_there_is_help_with_all_commands_by_what_one_wants(capsys):
+def test_bare_command_prints_help(capsys):
     status, out, err = said(capsys)
     assert (status, err) == (4, "") and "usage: slmserve" in out
     assert all(f"\n{title}:\n" in out for title in COMMANDS)
@@ -36,13 +36,13 @@ def test_without_arguments_there_is_help_with_all_commands_by_what_one_wants(cap
 
 
 @pytest.mark.parametrize(("word", "near"), [("nonsense", ""), ("reprot", "report"), ("figures", "")])
-def test_a_command_that_is_none_is_named_with_the_nearest(word, near, capsys):
+def test_unknown_command_suggests_nearest(word, near, capsys):
     err = refused(said(capsys, word, "a"), repr(word), "slmserve --help")
     assert ("did you mean" in err) is bool(near) and near in err
 
 
 @pytest.mark.parametrize("text", SECRET_PAIRS[::3])
-def test_no_command_takes_a_secret_or_repeats_it(text, capsys):
+def test_every_command_refuses_secrets(text, capsys):
     for words, where in (
         (["measure", "--extra-body", text], "--extra-body"), (["report", f"--since={text}"], "--since"),
         ([text], "the command"), (["plan", f"--{text}"], "holds"),
@@ -50,7 +50,7 @@ def test_no_command_takes_a_secret_or_repeats_it(text, capsys):
         assert not repeats(refused(said(capsys, *words), where, "records"))
 
 
-def test_no_command_imports_what_others_need(monkeypatch):
+def test_command_imports_only_its_module(monkeypatch):
     monkeypatch.setattr(ours, "import_module", asked := Mock(wraps=ours.import_module))
     for word in ("pairs", "", "--version", "nonsense"):
         asked.reset_mock()
@@ -66,7 +66,7 @@ def test_no_command_imports_what_others_need(monkeypatch):
     (OSError(errno.ENOSPC, "No space left", "/out.csv"), 1, ["/out.csv", "No space left"]),
     (OSError("only words"), 1, ["only words"]), (MemoryError(), 1, ["memory"]),
 ])  # fmt: skip
-def test_an_error_is_one_sentence_and_its_status(error, status, facts, ends_with, capsys):
+def test_error_ends_with_its_status(error, status, facts, ends_with, capsys):
     ends_with(error)
     seen = said(capsys, *PAIRS)
     assert (seen.status, seen.out) == (status, "") and seen.err.startswith("error: ")
@@ -90,7 +90,7 @@ def program(tmp_path, ends_with, capsys):
     return ended
 
 
-def test_the_program_has_the_status_of_its_command_and_writes_what_the_terminal_cannot_show_in_escapes(program):
+def test_program_returns_command_status(program):
     assert [program(status) for status in (0, 1, 10)] == [(0, "", 0), (1, "", 0), (10, "", 0)]
     assert ours.main() == 10 == ours.main(PAIRS), "words of the command line, where none are given"
     assert program(0, lambda: print("caf\xe9 \u2713") or 0) == (0, "caf\\xe9 \\u2713\n", 0)
@@ -99,7 +99,7 @@ def test_the_program_has_the_status_of_its_command_and_writes_what_the_terminal_
 
 
 @pytest.mark.parametrize("name", ["stdout", "stderr"])
-def test_an_output_that_the_caller_has_closed_is_no_error(name, monkeypatch):
+def test_closed_output_is_no_error(name, monkeypatch):
     monkeypatch.setattr(ours, "main", lambda: print("words") or print("words", file=sys.stderr) or 0)
     monkeypatch.setattr(sys, name, None)
     assert ours.run() == 0

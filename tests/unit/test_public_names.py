@@ -7,7 +7,7 @@ import pytest
 import pytest_slmserve
 
 
-def test_public_names_are_sorted_few_and_shown_and_each_resolves_to_what_it_names_with_a_docstring():
+def test_public_names_resolve():
     names = pytest_slmserve.__all__
     assert names == sorted(set(names)) and 5 <= len(names) <= 30
     assert {*names, "__version__"} <= set(dir(pytest_slmserve))
@@ -17,7 +17,7 @@ def test_public_names_are_sorted_few_and_shown_and_each_resolves_to_what_it_name
         assert not thing.__doc__.startswith(f"{name}("), "a generated docstring tells nothing"
 
 
-def test_the_version_is_the_installed_one_and_an_unknown_name_an_attribute_error() -> None:
+def test_version_is_installed_one() -> None:
     with pytest.raises(AttributeError, match="'nonsense'"):
         pytest_slmserve.nonsense  # noqa: B018
     try:

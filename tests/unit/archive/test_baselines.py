@@ -43,19 +43,19 @@ def names(folder: Path) -> list[str]:
     (replace(KNOWN, vllm=None), None), (replace(KNOWN, vllm="../.."), None), (replace(KNOWN, gpu_name=None), None),
     (Environment(), None),
 ])  # fmt: skip
-def test_a_name_is_of_device_and_release(environment, name):
+def test_baseline_name_shows_device_release(environment, name):
     assert baselines.baseline_name(environment) == name
 
 
 @given(st.text(max_size=12), st.text(min_size=1, max_size=12))
-def test_whatever_a_device_is_called_its_name_stays_in_the_folder(gpu_name, vllm):
+def test_baseline_name_stays_in_folder(gpu_name, vllm):
     name = baselines.baseline_name(replace(KNOWN, gpu_name=gpu_name, vllm=vllm))
     if name is not None:
         assert Path("folder", name).parent == Path("folder") and not name.startswith((".", "-"))
         assert name.isascii() and name == name.lower()
 
 
-def test_what_is_kept_is_an_archive_in_its_own_folder_one_for_each_device_and_release(tmp_path, monkeypatch):
+def test_accepted_baseline_is_results_file(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     path = tmp_path / "new" / "folder" / f"{NAME}.jsonl.xz"
     assert accept(BASELINE, path.parent, claims={"rows": []}) == ({path: BASELINE}, [])
@@ -76,7 +76,7 @@ def test_what_is_kept_is_an_archive_in_its_own_folder_one_for_each_device_and_re
     (replace(BASELINE[0], load=OpenLoop(requests=8)), ["steady"]),
     (replace(BASELINE[0], load=ClosedLoop(8, requests=8)), ["steady"]),
 ])  # fmt: skip
-def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, facts, tmp_path):
+def test_invalid_measurements_leave_baseline(bad, facts, tmp_path):
     by_path, [(left_out, reason)] = accept([*BASELINE, bad], tmp_path)
     assert [*by_path.values()] == [BASELINE] and left_out is bad and all(fact in reason for fact in facts)
     for nothing, why in (([bad], reason), ([], "")):
@@ -85,7 +85,7 @@ def test_what_is_invalid_or_no_part_of_a_baseline_is_left_out_and_told(bad, fact
     assert not (tmp_path / "other").exists()
 
 
-def test_engines_that_shared_a_device_are_kept_all_or_none_and_what_is_degraded_or_noisy_is_kept(tmp_path):
+def test_replicas_enter_baseline_together(tmp_path):
     def run(group, **facts):
         part = Replica(group, 0, 2, "s", "mps")
         first, second = engine_alone(launch="a", repeat=4), engine_alone(launch="b", repeat=4, **facts)
@@ -100,7 +100,7 @@ def test_engines_that_shared_a_device_are_kept_all_or_none_and_what_is_degraded_
     assert all("replica 2" in why for _, why in left_out[:2]) and "several engines" in left_out[2][1]
 
 
-def test_a_refused_overwrite_leaves_everything_as_it_was_and_what_cannot_be_written_nothing(tmp_path, monkeypatch):
+def test_refused_overwrite_keeps_baseline(tmp_path, monkeypatch):
     accept(BASELINE, tmp_path)
     path = tmp_path / f"{NAME}.jsonl.xz"
     before = path.read_bytes()
@@ -127,7 +127,7 @@ def test_a_refused_overwrite_leaves_everything_as_it_was_and_what_cannot_be_writ
     assert "--slm-records" not in f"{error.value}{other.value}" and names(tmp_path / "new") == []
 
 
-def test_one_is_found_by_its_name_or_path_and_one_that_cannot_be_read_does_not_hide_the_others(tmp_path):
+def test_baseline_is_found_by_name(tmp_path):
     ((path, _),) = accept(BASELINE, tmp_path)[0].items()
     assert baseline(tmp_path, NAME) == baseline(tmp_path, f"{NAME}.jsonl.xz") == (path, read(path))
     with refused(f"../{NAME}", tmp_path, hint=NAME):
@@ -184,7 +184,7 @@ def of_each(**changes: object) -> list[Measurement]:
     ([BOTH[0], replace(BOTH[1], workload=replace(BOTH[0].workload, hash="other"))], [USUAL], False),
     *((BOTH, terms, False) for terms in ([GateCriteria(0.05)], [GateCriteria(pairs=8)], [USUAL, "cold"])),
 ])  # fmt: skip
-def test_a_place_is_told_by_what_moves_its_noise(launch, terms, is_here):
+def test_calibration_key_covers_noise_sources(launch, terms, is_here):
     facts = "opt-1.3b", (8, 256), "cuda", "NVIDIA H200", "580.1", 0.03, 12, "warm", PLACE.asked
     assert baselines.NoiseKey(*facts) == PLACE and (noise_key(launch, *terms) == PLACE) is is_here
     assert noise_key([replace(BOTH[0], load=OpenLoop(requests=5))], USUAL).loads == (0,)
@@ -193,7 +193,7 @@ def test_a_place_is_told_by_what_moves_its_noise(launch, terms, is_here):
             replace(PLACE, **{name: value})
 
 
-def test_what_was_kept_is_found_again_the_last_of_a_place_counts_and_what_cannot_be_written_or_read_is_named(tmp_path):
+def test_kept_calibration_is_found_again(tmp_path):
     records, path = tmp_path / "new" / "records.jsonl", tmp_path / "new" / "calibration.json"
     assert read_calibrations(records) == {}
     keep(records, KEPT)
@@ -229,7 +229,7 @@ def gated(*launches: list[Measurement]) -> Gated:
     return Gated("opt-1.3b", "g", USUAL, pairs, (), (passed,), (), ())
 
 
-def test_a_gate_at_a_place_too_noisy_does_not_pass(tmp_path):
+def test_noisy_runner_weakens_gate(tmp_path):
     records, judged = tmp_path / "records.jsonl", gated(BOTH)
     assert baselines.judged_by_noise(judged, records) == (judged, None)
     keep(records, KEPT)
@@ -258,7 +258,7 @@ def waivers_of(folder: Path, text: str | bytes | None) -> tuple[Waiver, ...]:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(waivers=st.lists(st.builds(Waiver, *[WORDS] * 5, st.dates()), max_size=4))
-def test_waivers_are_read_as_they_were_written(tmp_path, waivers):
+def test_waivers_are_read_back(tmp_path, waivers):
     told = [{**asdict(w), "owner": f" {w.owner}\n", "until": f" {w.until.isoformat()}"} for w in waivers]
     told.append({**ROW, "model": "facebook/OPT-1.3B"})
     assert waivers_of(tmp_path, json.dumps(told)) == (*waivers, WAIVER)
@@ -274,7 +274,7 @@ def test_waivers_are_read_as_they_were_written(tmp_path, waivers):
     *((rows, ("list",)) for rows in ({}, {"waivers": []}, None, "[]")),
     ([{**ROW, "untill": "2030-01-01"}], ("row 1", "'untill'")), ([{**ROW, "z": "", "b": ""}], ("row 1", "'b'")),
 ])  # fmt: skip
-def test_what_is_no_waiver_is_named_with_its_row(tmp_path, rows, facts):
+def test_wrong_waiver_row_is_named(tmp_path, rows, facts):
     is_unknown = facts[-1] in ("'untill'", "'b'")
     hint = "one of endpoint, model, device, owner, reason, until" if is_unknown else '"until": "2027-01-31"'
     with refused(tmp_path / "waivers.json", *facts, hint=hint):
@@ -284,6 +284,6 @@ def test_what_is_no_waiver_is_named_with_its_row(tmp_path, rows, facts):
 @pytest.mark.parametrize(("text", "fact"), [
     (b"[\n{]", "line 2"), (b"", "line 1"), (b"\xff\xfe", "JSON text"), (b"[" * 10**6, "JSON"), (None, "No such file"),
 ], ids=["damaged", "empty", "no text", "deep", "missing"])  # fmt: skip
-def test_a_file_that_is_no_json_is_named(tmp_path, text, fact):
+def test_malformed_waiver_file_is_named(tmp_path, text, fact):
     with refused(tmp_path / "waivers.json", fact, hint='"owner"'):
         waivers_of(tmp_path, text)

@@ -87,7 +87,7 @@ def full_measurements(draw: st.DrawFn) -> Measurement:
 
 @settings(max_examples=60)
 @given(full_measurements())
-def test_what_is_written_is_read_again_and_as_the_documentation_says(m):
+def test_written_measurement_is_read_back(m):
     """Read by hand: differences or one value, ticks of a clock in base 64, the KV usage in millionths."""
     engine, line = lines_of(m)
     found = read_again(engine, line)
@@ -120,7 +120,7 @@ def plain(value: Any, name: str, clock: list[int]) -> Any:
 
 
 @given(st.lists(st.integers(0, 2**50), unique=True).map(sorted))
-def test_a_clock_has_as_many_places_as_its_largest_gap_needs(clock):
+def test_clock_digits_fit_largest_gap(clock):
     first, *places = codec.clock_gaps(clock) or [None]
     largest = max((later - earlier for earlier, later in pairwise(clock)), default=0)
     assert first == (clock[0] if clock else None) and {*map(len, places)} <= {len(clock) - 1}
@@ -128,12 +128,12 @@ def test_a_clock_has_as_many_places_as_its_largest_gap_needs(clock):
 
 
 @given(st.lists(st.floats(0, 1e4), min_size=1, max_size=20))
-def test_finer_stamps_are_kept_to_a_microsecond(stamps):
+def test_stamps_keep_microsecond_precision(stamps):
     m = replace(example(), run=replace(RUN, steps=Steps(stamps, *[[0] * len(stamps)] * 6)))
     assert read_again(*lines_of(m)).run.steps.time_s == pytest.approx(stamps, rel=0, abs=0.500001e-6)
 
 
-def test_only_what_is_told_is_written_as_adapters_are_and_a_whole_number_that_stands_for_a_fraction_stays_whole():
+def test_record_omits_absent_fields():
     engine, line = lines_of(replace(example(), run=replace(RUN, telemetry=planted_telemetry({155: 300.0}, until_s=1))))
     assert not {"replica", "paired", "neighbours"} & line.keys() and [*line][-1] == "run"
     assert not {"began_us", "stream", "failed"} & line["run"].keys() and "gpus" not in line["run"]["telemetry"]
@@ -170,7 +170,7 @@ def noisy(rng: random.Random, rows: int = 2500, requests: int = 1000):
     return replace(RUN, samples=samples, steps=steps)
 
 
-def test_the_format_of_today_is_read_and_written_again_and_99_points_are_under_a_megabyte():
+def test_current_format_stays_readable():
     """Never adapt the file or these facts to the code: archives like this are kept for years."""
     path = DATA / "archive-format-3.jsonl"
     contents = read(path)
@@ -199,7 +199,7 @@ def schema() -> Draft202012Validator:
 
 @in_checkout
 @given(loads(), st.none() | replicas(), st.none() | places_in_a_gate(), st.booleans())
-def test_what_is_written_is_as_the_schema_says(load, replica, paired, sensed):
+def test_written_lines_match_schema(load, replica, paired, sensed):
     m = measurement(2, steps=5, launch="0d")
     run = replace(m.run, telemetry=planted_telemetry(until_s=1.0) if sensed else None, began_s=5.0 if sensed else None)
     told = replace(replica, group="0a", set="0b") if replica else None
@@ -217,7 +217,7 @@ def test_what_is_written_is_as_the_schema_says(load, replica, paired, sensed):
         ("run.failures", -1), ("run.samples.finished", "yes"), ("run.steps.running", [1.5]), ("run.clock_us", ["AA"]),
     )),
 ])  # fmt: skip
-def test_a_damaged_line_is_not_as_the_schema_says(kind, path, value):
+def test_damaged_line_violates_schema(kind, path, value):
     lines = map(json.loads, (DATA / "archive-format-3.jsonl").read_text("utf-8").splitlines())
     line = next(line for line in lines if line["kind"] == kind)
     assert schema().is_valid(line) and not schema().is_valid(planted(line, path, value))
@@ -267,7 +267,7 @@ FULL = replace(example(), run=replace(RUN, telemetry=SEEN, failed=FAILED, stream
     *((f"run.telemetry.{name}", value, "2 rows") for name, value in
       (("columns", {"155": [300000]}), ("gpus", [{"100": [1]}]), ("span_us", [None]))),
 ])  # fmt: skip
-def test_a_value_that_cannot_be_is_named(path, value, fact):
+def test_impossible_record_value_is_named(path, value, fact):
     engine, line = lines_of(FULL)
     assert read_again(engine, line) == FULL
     if path.split(".")[0] in engine:
@@ -279,13 +279,13 @@ def test_a_value_that_cannot_be_is_named(path, value, fact):
 
 
 @pytest.mark.parametrize("name", ["spec", "resolved", "environment", "workload", "load", "measured_at", "run"])
-def test_an_entry_that_is_missing_is_named(name):
+def test_missing_record_entry_is_named(name):
     engine, line = ({key: value for key, value in each.items() if key != name} for each in lines_of(FULL))
     with pytest.raises(LookupError, match=name):
         read_again(engine, line)
 
 
-def test_the_sizes_of_a_model_go_with_the_record_but_not_its_configuration_and_what_later_releases_add_is_passed_over():
+def test_unknown_record_entries_are_ignored():
     mine = replace(CATALOGUE["qwen3-0.6b"], name="mine", source="folder")
     engine, line = lines_of(replace(example(), spec=replace(example().spec, model="./mine", model_facts=mine)))
     found = read_again(engine, line).spec.model_facts
@@ -317,7 +317,7 @@ def places(facts: Mapping[str, Any], before: str = "") -> list[str]:
 
 @settings(max_examples=200)
 @given(st.sampled_from([(number, place) for number, line in enumerate(lines_of(FULL)) for place in places(line)]), JSON)
-def test_whatever_stands_in_an_entry_only_known_errors_come(place, value):
+def test_arbitrary_entries_raise_known_errors(place, value):
     lines, (number, path) = [*lines_of(FULL)], place
     lines[number] = planted(lines[number], path, value)
     try:

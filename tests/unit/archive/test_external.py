@@ -48,7 +48,7 @@ def points(columns: Columns, *cells: dict[str, object]) -> tuple[Point, ...]:
     return external_curve(rows(*cells), columns).points
 
 
-def test_a_csv_becomes_a_curve_and_requests_in_flight_are_by_littles_law(tmp_path):
+def test_csv_becomes_curve(tmp_path):
     found = written(tmp_path / "a.csv", CSV)
     for delimiter in (";", "\t"):  # and a mark at the start
         text = "\ufeff" + CSV.replace(",", delimiter).replace("max_num_seqs", " max_num_seqs ")
@@ -71,7 +71,7 @@ def test_a_csv_becomes_a_curve_and_requests_in_flight_are_by_littles_law(tmp_pat
     assert points(replace(COLUMNS, running="mean_running"), cells[0])[0].little is None
 
 
-def test_a_row_knows_where_it_stands_an_empty_line_is_none_and_names_and_values_are_printable(tmp_path):
+def test_external_row_knows_its_place(tmp_path):
     found = written(tmp_path / "a.csv", 'n,t,,\n1,"a,b",3,4\n\n2," c ",,\n')
     told = [(row.place, row.cells["n"], row.cells["t"]) for row in found]
     assert told == [("a.csv: line 2", "1", "a,b"), ("a.csv: line 4", "2", " c ")]
@@ -94,14 +94,14 @@ def test_a_row_knows_where_it_stands_an_empty_line_is_none_and_names_and_values_
     (b'{"kind":"session"', ("is a results file",)), (lzma.compress(b""), ("is a results file",)),
     (b"\xff\xfe\x00", ("UTF-8",)), (None, ("No such file",)),
 ])  # fmt: skip
-def test_damaged_files_are_named_with_the_line(tmp_path, text, facts):
+def test_damaged_external_file_is_located(tmp_path, text, facts):
     if text is not None:
         (tmp_path / "a").write_bytes(text)
     with refused("a", *facts):
         read_results(tmp_path / "a")
 
 
-def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up_but_equal_rows_of_one_file_are(tmp_path):
+def test_duplicate_results_are_left_out(tmp_path):
     first, second = result(8, run_number=0), result(8, 101.0, run_number=1)
     files = {"run=0.json": first, "run=1.json": second, "summary.json": [first, second]}
     files["warmup.json"] = result(8, 50.0, run_number=-1)
@@ -117,7 +117,7 @@ def test_a_result_of_two_files_is_no_repeat_nor_is_a_warm_up_but_equal_rows_of_o
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-6, 1e6)), min_size=1, max_size=20), st.floats(1e-3, 1e3))
-def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
+def test_curve_point_averages_its_rows(pairs, wait_ms):
     found = points(VLLM, *(result(knob, rate, mean_itl_ms=wait_ms) for knob, rate in pairs))
     assert sorted((p.concurrency, rate) for p in found for rate in p.repeats) == sorted(pairs)
     assert [p.concurrency for p in found] == sorted({knob for knob, _ in pairs})
@@ -132,7 +132,7 @@ def test_no_row_is_lost_and_a_point_is_the_mean_of_its_rows(pairs, wait_ms):
         assert each == [(rate, pytest.approx(rate * wait_ms / 1e3)) for rate in own]
 
 
-def test_a_knob_may_be_text_a_number_has_bounds_and_one_repeat_that_preempted_spoils_its_point():
+def test_preempted_repeat_spoils_its_point():
     found = points(VLLM, result(8), result(4), result("8.0", 110.0))
     assert [(p.concurrency, p.repeats) for p in found] == [(4, (100.0,)), (8, (100.0, 110.0))]
     columns = replace(VLLM, preemptions="lost")
@@ -153,7 +153,7 @@ def test_a_knob_may_be_text_a_number_has_bounds_and_one_repeat_that_preempted_sp
     *(({"concurrency": cell}, ("max_concurrency", cell, "whole")) for cell in (0, -8, 1.5, 1e10, 10**9 + 1)),
     ({"lost": -1}, ("lost", -1, "preemptions")), ({"mean_itl_ms": 0}, ("mean_itl_ms", 0)),
 ])  # fmt: skip
-def test_values_that_cannot_be(cells, facts):
+def test_impossible_external_values_are_refused(cells, facts):
     with refused("row 2", *facts):
         points(replace(VLLM, preemptions="lost"), result(8, lost=0), result(**{"concurrency": 8, "lost": 0, **cells}))
 
@@ -163,7 +163,7 @@ def test_values_that_cannot_be(cells, facts):
     ("itl", None, "--latency-unit ms"), ("tok_per_s", None, "--latency-unit ms"),
     ("itl_ms", "s", "Remove --latency-unit"),
 ])  # fmt: skip
-def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
+def test_latency_unit_follows_column_name(name, given_unit, unit):
     columns = replace(COLUMNS, latency=name, latency_unit=given_unit)
     cells = {"max_num_seqs": 8, "total_tok_per_s": 100.0, name: 5.0}
     if isinstance(unit, float):
@@ -173,7 +173,7 @@ def test_the_unit_is_that_of_the_name_or_of_the_option(name, given_unit, unit):
             points(columns, cells)
 
 
-def test_a_row_with_an_empty_cell_or_that_served_nothing_is_left_out_by_name_and_failed_requests_are_told():
+def test_incomplete_rows_are_left_out():
     found = rows(result(8), result(16, None), result(32, ""), result(None), result(64))
     left, notes = external.with_values(found, VLLM)
     assert left == [found[0], found[4]] and len(notes) == 2
@@ -197,7 +197,7 @@ def test_a_row_with_an_empty_cell_or_that_served_nothing_is_left_out_by_name_and
     (["model=a"], [0]), (["chunked=true"], [0]), ([" model = A "], [0]), (["n=1"], [0, 1]), ([], [0, 1]),
     (["chunked="], [1]), (["n=1", "model=b"], [1]),
 ])  # fmt: skip
-def test_conditions_are_equal_as_text_or_as_numbers(conditions, left):
+def test_conditions_match_text_or_numbers(conditions, left):
     mixed = rows({"model": "A", "n": 1, "chunked": True}, {"model": "b", "n": "1.0", "chunked": None})
     assert matching(mixed, conditions) == [mixed[i] for i in left]
 
@@ -212,7 +212,7 @@ MANY = [{"n": n, "itls": [n]} for n in range(20)]
     (MANY, ["n=1", "n=99"], ["--where n=1 --where n=99"], "n has: 0, 1"),
     (MANY, ["n"], ["n"], "NAME=VALUE"), (MANY, ["=a"], ["=a"], "NAME=VALUE"),
 ])  # fmt: skip
-def test_conditions_that_leave_nothing_say_what_there_is(cells, conditions, facts, hint):
+def test_unmatched_conditions_list_available_values(cells, conditions, facts, hint):
     """Twelve values, and all columns but lists."""
     with refused(*facts, hint=hint) as caught:
         matching(rows(*cells), conditions)
@@ -236,7 +236,7 @@ def test_conditions_that_leave_nothing_say_what_there_is(cells, conditions, fact
         [{"n": n, "run_number": run} for n in (1, 8) for run in (0, 1)],
     )),
 ])  # fmt: skip
-def test_settings_that_are_mixed_are_told_and_several_models_are_no_curve(cells, found, taken):
+def test_mixed_settings_are_noted(cells, found, taken):
     """Words in which some rows agree, and numbers in which repeats differ and that are in several rows."""
     notes = external.mixed_settings(rows(*cells), OTHERS)
     assert len(notes) == bool(found)
@@ -269,7 +269,7 @@ def streamed(**gaps: object) -> Stream:
     return Stream(0.01, 0.0, (4 * 5 * 0.01,) * 4000, GAPS | gaps, scheduled_s=sent)
 
 
-def test_throughput_under_overload_is_what_was_served_and_latencies_are_those_of_what_is_judged_by_numpy():
+def test_overloaded_export_counts_served_requests():
     """Judged are those sent from 5 to 15 s: request i waits (i + 1) / 5 - i / 10 s."""
     told, samples = as_vllm_bench(overloaded()), overloaded().run.samples
     counts = ("duration", "num_prompts", "completed", "total_input_tokens", "total_output_tokens")
@@ -286,7 +286,7 @@ def test_throughput_under_overload_is_what_was_served_and_latencies_are_those_of
     assert "mean_ttft_ms" in as_vllm_bench(overloaded(samples=cut))
 
 
-def test_gaps_between_tokens_are_those_of_the_histogram_and_failed_prompts_are_among_those_sent():
+def test_exported_gaps_follow_histogram():
     coarse = streamed(growth=2.0, least_s=1.0, counts={"0": 3, "1": 1}, sum_s=6.5)
     told, fine = as_vllm_bench(overloaded(stream=coarse)), as_vllm_bench(overloaded())
     middles = [math.sqrt(2)] * 3 + [2 * math.sqrt(2)]
@@ -312,7 +312,7 @@ def test_gaps_between_tokens_are_those_of_the_histogram_and_failed_prompts_are_a
     (OpenLoop(rate=2.5, requests=200), (2.5, 1.0, None), "2.5qps"),
     (OpenLoop(requests=200), ("inf", 1.0, None), "infqps"),
 ])  # fmt: skip
-def test_a_load_is_told_in_vllms_words_and_a_folder_gets_a_file_by_vllms_name_and_record(tmp_path, load, told, name):
+def test_exported_load_uses_vllm_words(tmp_path, load, told, name):
     m = replace(overloaded(), load=load)
     m = replace(m, spec=replace(m.spec, model="/a/facebook/opt-1.3b/", interface="server"))
     external.export_to(f"vllm-bench={tmp_path}/new/folder").add(m)
@@ -324,7 +324,7 @@ def test_a_load_is_told_in_vllms_words_and_a_folder_gets_a_file_by_vllms_name_an
 
 
 @pytest.mark.parametrize(("interface", "backend"), [("engine", "engine"), ("server", "openai")])
-def test_a_result_tells_what_it_is_of(interface, backend):
+def test_exported_result_describes_its_measurement(interface, backend):
     m = measurement(4, 1000.0)
     m = replace(m, spec=replace(m.spec, interface=interface))
     found = as_vllm_bench(m)
@@ -338,7 +338,7 @@ def test_a_result_tells_what_it_is_of(interface, backend):
     assert found["request_throughput"] == pytest.approx(ended / found["duration"], rel=0.2)
 
 
-def test_a_file_gets_a_line_for_each_with_the_goodput_if_asked_for_and_one_that_cannot_be_written_is_named(tmp_path):
+def test_export_appends_result_lines(tmp_path):
     path, each = tmp_path / "new" / "folder" / "all.json", (overloaded(), measurement(2))
     Export(path).add(each[0])
     Export(path, Slo(ttft_s=6.0)).add(each[1])

@@ -31,7 +31,7 @@ def found(suffix: str, data: bytes) -> tuple[list[bytes | None], int]:
 @case(".gz", [[b""], [b"x", b""]], 0, 9)
 @given(st.sampled_from([*PACK]), st.lists(st.lists(LINE, min_size=1, max_size=3), max_size=4), st.integers(0, 200),
        st.integers(1, 40))  # fmt: skip
-def test_every_whole_line_comes_once_however_it_is_cut(suffix, writes, cut, held):
+def test_whole_lines_survive_any_cut(suffix, writes, cut, held):
     """A piece that has more than it may wait with tells its lines as they come; any other only when it is whole."""
     pieces = [PACK[suffix](b"".join(line + b"\n" for line in each)) for each in [[SESSION], *writes]]
     data = b"".join(pieces)
@@ -48,7 +48,7 @@ def test_every_whole_line_comes_once_however_it_is_cut(suffix, writes, cut, held
 
 
 @PACKED
-def test_damage_costs_the_piece_that_has_it_and_is_told_where_it_was(suffix, monkeypatch):
+def test_damage_costs_only_its_piece(suffix, monkeypatch):
     pieces = [PACK[suffix](b"%d\n" % n + random.Random(n).randbytes(300).hex().encode() + b"\n") for n in range(4)]
     pieces[1] = pieces[1][:60] + b"\0\0\0\0" + pieces[1][64:]
     monkeypatch.setattr(lines, "_SEARCHED", 7)
@@ -59,7 +59,7 @@ def test_damage_costs_the_piece_that_has_it_and_is_told_where_it_was(suffix, mon
 
 
 @PACKED
-def test_a_file_that_unpacks_to_very_much_takes_little_memory(tmp_path, monkeypatch, suffix):
+def test_packed_file_takes_little_memory(tmp_path, monkeypatch, suffix):
     """It is packed by hand, as one piece; one line without an end is refused."""
     monkeypatch.setattr(lines, "HELD", 1 << 16)
     monkeypatch.setattr(lines, "LONGEST_LINE", 1 << 20)

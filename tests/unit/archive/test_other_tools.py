@@ -61,7 +61,7 @@ INFERENCE_PERF = {
     ("aiperf", aiperf({"phases": [{"name": "profiling", "concurrency": 8}]}, "sec", 1000.0)),
     ("inference-perf", INFERENCE_PERF),
 ])  # fmt: skip
-def test_each_column_has_the_value_of_the_tool(tool, result):
+def test_tool_columns_keep_their_values(tool, result):
     [row] = rows_of_tool(result)
     assert row.pop("tool") == tool and row.pop("model_id", None) is None
     assert row == {name: pytest.approx(value) for name, value in ROW.items()}
@@ -73,7 +73,7 @@ def test_each_column_has_the_value_of_the_tool(tool, result):
     (aiperf({"endpoint": {"model_names": ["a/b"]}}), "model_id", "a/b"),
     (aiperf({"models": {"items": [{"name": "a/b"}, {"name": "c"}]}}), "model_id", "a/b"),
 ])  # fmt: skip
-def test_a_single_request_at_a_time_is_a_load_of_one_and_the_model_is_told(result, name, value):
+def test_synchronous_tool_load_is_one(result, name, value):
     [row] = rows_of_tool(result)
     assert row[name] == value
 
@@ -82,11 +82,11 @@ def test_a_single_request_at_a_time_is_a_load_of_one_and_the_model_is_told(resul
     {}, {"max_concurrency": 1, "output_throughput": 2.0}, {"benchmarks": []}, {"benchmarks": 7}, {"benchmarks": [{}]},
     {"successes": {"count": 3}}, {"output_token_throughput": 3.0},
 ])  # fmt: skip
-def test_what_is_of_no_tool_is_left(result):
+def test_unknown_tool_result_is_ignored(result):
     assert list(rows_of_tool(result)) == []
 
 
-def test_files_of_several_benchmarks_are_several_rows_and_others_stay(tmp_path):
+def test_tool_benchmarks_become_separate_rows(tmp_path):
     one, two = guidellm({"streams": 8}), guidellm({"streams": 16})
     one["benchmarks"] += two["benchmarks"]
     path, flat = tmp_path / "benchmarks.json", {"max_concurrency": 4, "output_throughput": 7}

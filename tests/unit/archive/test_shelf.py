@@ -35,7 +35,7 @@ def put(many: Shelf, *concurrencies: int) -> list[Run]:
     return runs
 
 
-def test_columns_leave_the_memory_and_come_back_the_same_and_a_file_that_fails_is_told(monkeypatch):
+def test_shelved_columns_return_unchanged(monkeypatch):
     few, expected = Shelf(1), put(Shelf(), 1, 2, 4)
     runs = put(few, 1)
     rate, trace = window.output_tokens_per_s(runs[0]), window.window_trace(runs[0])
@@ -66,7 +66,7 @@ def test_columns_leave_the_memory_and_come_back_the_same_and_a_file_that_fails_i
     few._file.close()
 
 
-def test_a_session_takes_no_memory_for_what_it_has_measured(tmp_path, monkeypatch):
+def test_session_memory_stays_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(shelf, "SHELF", Shelf(1))
     monkeypatch.setattr(store, "SHELF", shelf.SHELF)
     engine, here = SimulatedEngine(EngineSpec("opt-125m", platform="simulated")), Environment(platform="simulated")

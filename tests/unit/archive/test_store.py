@@ -162,7 +162,7 @@ TestArchives = Archives.TestCase
 TestArchives.settings = settings(stateful_step_count=20)
 
 
-def test_lines_of_an_archive_their_order_its_claims_and_that_what_later_releases_add_is_kept(tmp_path, three):
+def test_results_file_lines_keep_order(tmp_path, three):
     path = write(tmp_path / "a.jsonl", example(1), example(2), example(1, launch="9999"))
     session, *others = map(json.loads, path.read_text("utf-8").splitlines())
     assert [line["kind"] for line in others] == ["engine", "measurement", "measurement", "engine", "measurement"]
@@ -190,7 +190,7 @@ def test_lines_of_an_archive_their_order_its_claims_and_that_what_later_releases
 
 
 @EACH
-def test_each_is_on_the_disk_once_added_also_after_a_line_longer_than_is_unpacked_at_once(tmp_path, name, monkeypatch):
+def test_added_measurement_reaches_disk(tmp_path, name, monkeypatch):
     on_disk, plan = [], {"salt": random.Random(1).randbytes(20_000).hex()}
     monkeypatch.setattr("os.fsync", lambda file: on_disk.append(os.fstat(file).st_size))
     with Archive.open(tmp_path / "new" / "folder" / name) as archive:
@@ -209,7 +209,7 @@ def test_each_is_on_the_disk_once_added_also_after_a_line_longer_than_is_unpacke
     *({"run": replace(RUN, steps=replace(RUN.steps, time_s=(0.1, bad, 0.3)))} for bad in (math.nan, -math.inf, 1e306)),
     *({"resolved": Resolved(ready_s=bad)} for bad in (math.nan, math.inf)),
 ])  # fmt: skip
-def test_what_could_not_be_read_again_is_not_written(three, bad):
+def test_unreadable_measurement_is_not_written(three, bad):
     before = three.read_bytes()
     with Archive.open(three) as archive:
         with refused(kind=BadArchive):
@@ -220,7 +220,7 @@ def test_what_could_not_be_read_again_is_not_written(three, bad):
 
 
 @pytest.mark.parametrize("folder", [".slm", ".slm/baselines", "deep/.slm", "deep/.slm/x"])
-def test_a_new_folder_of_ours_is_ignored_by_git_and_an_old_one_or_another_s_is_left_as_it_is(tmp_path, folder):
+def test_new_slm_folder_is_gitignored(tmp_path, folder):
     for _ in range(2):
         store.make_folder(tmp_path / folder)
         (own,) = tmp_path.rglob(".slm")
@@ -231,7 +231,7 @@ def test_a_new_folder_of_ours_is_ignored_by_git_and_an_old_one_or_another_s_is_l
     assert not [*tmp_path.rglob(".gitignore")]
 
 
-def test_the_note_says_what_was_lost_and_where_the_rest_is(three):
+def test_torn_end_is_noted(three):
     os.truncate(three, three.stat().st_size - 1)
     before, aside = three.read_bytes(), three.with_name("records.jsonl.torn")
     lost = len(before.splitlines()[-1])
@@ -250,7 +250,7 @@ def test_the_note_says_what_was_lost_and_where_the_rest_is(three):
     Archive.open(three).close()
 
 
-def test_a_full_disk_leaves_no_half_line_and_what_fits_nowhere_no_file(three, tmp_path, elsewhere, monkeypatch):
+def test_full_disk_leaves_no_fragment(three, tmp_path, elsewhere, monkeypatch):
     with Archive.open(three) as archive:
         archive.begin({}, {})
         began, (soft, hard) = three.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -298,7 +298,7 @@ ENGINE = '{"kind":"engine","id":"4f1d","spec":{},"resolved":{},"environment":{}}
     (1, lambda line: re.sub(rb',"crc32":"[0-9a-f]{8}"', b"", line), ("checksum",)),
     (2, "\x00", ("JSON", "and 3 more")), (2, ENGINE, ("model", "and 3")),
 ])  # fmt: skip
-def test_a_damaged_line_is_named_and_can_be_skipped_and_nothing_else_is_lost(three, tmp_path, number, new, facts):
+def test_damaged_line_is_skippable(three, tmp_path, number, new, facts):
     into, lines = tmp_path / "into.jsonl", three.read_bytes().splitlines()
     lines[number - 1] = new(lines[number - 1]) if callable(new) else resealed(new).encode("utf-8", "surrogateescape")
     three.write_bytes(b"".join(line + b"\n" for line in lines))
@@ -314,7 +314,7 @@ def test_a_damaged_line_is_named_and_can_be_skipped_and_nothing_else_is_lost(thr
 
 @EACH
 @given(data=st.data())
-def test_whatever_bytes_change_only_our_errors_come_and_it_is_found_where_no_packing_would_tell(name, data):
+def test_changed_bytes_raise_known_errors(name, data):
     raw = bytearray(written(name, 1, 2))
     changed = st.dictionaries(st.integers(0, len(raw) - 1), st.integers(1, 255), min_size=1, max_size=5)
     for at, flips in data.draw(changed).items():
@@ -331,7 +331,7 @@ def test_whatever_bytes_change_only_our_errors_come_and_it_is_found_where_no_pac
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.xz"])
-def test_damage_inside_a_packed_piece_costs_that_piece(tmp_path, name):
+def test_packed_damage_costs_one_piece(tmp_path, name):
     path, into = write(tmp_path / name, example(1), example(2), example(4)), tmp_path / "into.jsonl"
     raw, magic = bytearray(path.read_bytes()), PACK[path.suffix](b"")[:4]
     starts = [at for at in range(len(raw)) if raw.startswith(magic, at)]
@@ -346,7 +346,7 @@ def test_damage_inside_a_packed_piece_costs_that_piece(tmp_path, name):
 @pytest.mark.parametrize("told", [
     json.dumps("\x1b]0;pwned\x07\x9b2J\u202e")[1:-1], "\x7f\x9b2J\u202e"
 ], ids=["coded", "plain"])  # fmt: skip
-def test_a_terminal_obeys_nothing_that_a_record_says(tmp_path, told):
+def test_record_text_cannot_control_terminal(tmp_path, told):
     """Neither where JSON has written the character as \\u001b, nor where it stands there itself."""
     path, text = tmp_path / "a.jsonl", written("a.jsonl", 1).decode()
     text = re.sub("no answer|opt-125m|batches", lambda word: word[0] + told, text)
@@ -372,7 +372,7 @@ NOTHING = b"nothing like it\n"
     ("cut.gz", gzip.compress(NOTHING * 99, mtime=0)[:-12], "", ""),
     ("zip.jsonl", gzip.compress(b'{"kind":"session"}\n', mtime=0), "", ""),
 ])  # fmt: skip
-def test_other_files_and_formats_are_never_skipped_and_left_alone(tmp_path, name, content, fact, hint):
+def test_foreign_file_is_refused(tmp_path, name, content, fact, hint):
     path, into = tmp_path / name, tmp_path / "into.jsonl"
     path.write_bytes(content)
     for opening in (read, partial(read, skip_damaged=True), Archive.open, lambda part: merged_into(into, part)):
@@ -381,7 +381,7 @@ def test_other_files_and_formats_are_never_skipped_and_left_alone(tmp_path, name
     assert path.read_bytes() == content and {*tmp_path.iterdir()} == {path, into}
 
 
-def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
+def test_special_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "file").touch()
     places = {tmp_path / "pipe.jsonl": "device", tmp_path: "Is a directory", tmp_path / "file/a": ""}
@@ -397,7 +397,7 @@ def test_what_is_no_file_is_neither_read_nor_written_nor_waited_for(tmp_path):
 PAGE = '<!DOCTYPE html><p>x</p><script type="application/octet-stream" data-records="{}">{}</script>'
 
 
-def test_a_page_has_the_archives_that_its_numbers_were_made_of(tmp_path):
+def test_report_page_holds_results_files(tmp_path):
     """Each is read below the path of the page; together each measurement is there once, and sessions are by start."""
     first = write(tmp_path / "a.jsonl", example(1), example(2))
     other = write(tmp_path / "b&b.jsonl.xz", example(2), example(4))
@@ -419,7 +419,7 @@ def test_a_page_has_the_archives_that_its_numbers_were_made_of(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "<script data-records>", PAGE.format("a.jsonl", "A")])
-def test_a_page_without_records_or_with_damaged_ones_is_refused(tmp_path, text):
+def test_page_without_records_is_refused(tmp_path, text):
     page = tmp_path / "page.html"
     page.write_text("<!doctype html>" + text)
     with refused(page, "records", kind=BadArchive):
@@ -441,7 +441,7 @@ def elsewhere(tmp_path, monkeypatch) -> Path:
     Path.unlink, lambda at: (at.unlink(), at.write_text("another's", "utf-8")), lambda at: os.truncate(at, 10),
 ], ids=["removed", "replaced", "truncated"])  # fmt: skip
 @pytest.mark.parametrize("early", [True, False])
-def test_an_archive_that_is_lost_in_the_middle_goes_on_in_a_second_file(tmp_path, elsewhere, plant, early):
+def test_lost_results_file_moves_elsewhere(tmp_path, elsewhere, plant, early):
     kept, path = (example(1), example(2), example(4)), tmp_path / "a.jsonl.gz"
     with Archive.open(path, moves=True) as archive:
         archive.begin(CLAIMS, {"batches": [1]})
@@ -459,7 +459,7 @@ def test_an_archive_that_is_lost_in_the_middle_goes_on_in_a_second_file(tmp_path
 
 
 @pytest.mark.parametrize("moves", [False, True])
-def test_an_archive_that_is_lost_without_a_measurement_or_a_wish_to_move_goes_nowhere(three, elsewhere, moves):
+def test_lost_empty_file_moves_nowhere(three, elsewhere, moves):
     with Archive.open(three, moves=moves) as archive:
         archive.begin({}, {})
         three.unlink()
@@ -486,7 +486,7 @@ def no_room(monkeypatch, *full: Path) -> None:
 
 
 @pytest.mark.parametrize("temporary", [True, False])
-def test_a_full_disk_loses_no_measurement_and_moves_once(three, elsewhere, monkeypatch, temporary):
+def test_full_disk_moves_once(three, elsewhere, monkeypatch, temporary):
     before = three.read_bytes()
     no_room(monkeypatch, three)
     if not temporary:
@@ -503,7 +503,7 @@ def test_a_full_disk_loses_no_measurement_and_moves_once(three, elsewhere, monke
     assert read(second).measurements == (example(8), example(16))
 
 
-def test_lines_keep_their_bytes_and_what_a_launch_was_and_an_archives_own_runs_go_on(three, tmp_path):
+def test_merge_copies_lines_unchanged(three, tmp_path):
     into = tmp_path / "into.jsonl"
     assert merged_into(into, three) == Merged(3, 0) and into.read_bytes() == three.read_bytes()
     assert merged_into(into, three, three) == Merged(0, 6) and into.read_bytes() == three.read_bytes()
@@ -543,7 +543,7 @@ def seconds(measured: tuple[Measurement, ...]) -> list[int]:
     return [int(m.measured_at[17:19]) for m in measured]
 
 
-def test_a_measurement_is_of_the_last_session_before_it_that_had_begun(tmp_path, monkeypatch):
+def test_measurement_belongs_to_last_session(tmp_path, monkeypatch):
     """A part is merged after another run has begun: its measurement is older than that. Sessions of older releases get
     an id of their start, and what stands before all sessions is a run without one."""
     days, path = iter((1, 2)), tmp_path / "r.jsonl"
@@ -590,13 +590,13 @@ GOES_ON = {"a": [at(1)], "b": [at(2)], "c_on": []}
     ({"a": [at(1)], "b": []}, ("last",), [1], []), ({"a": [], "b": []}, ("last",), [], []),
     *((GOES_ON | {"d": []}, (name,), [1, 2], []) for name in ("last", "c")),
 ])  # fmt: skip
-def test_of_each_case_the_last_run_counts_or_the_run_that_is_asked_for(sessions, how, left, notes):
+def test_last_run_of_case_counts(sessions, how, left, notes):
     """A run that resumes goes on with all before it, and neighbours without ids are one."""
     found = chosen(runs(**sessions), *how)
     assert (seconds(found.measurements), found.notes) == (left, ("n", *notes))
 
 
-def test_a_run_that_is_not_there_or_not_the_only_one_is_refused_and_what_is_no_date():
+def test_unknown_run_is_refused():
     with refused("cccc", hint="aaaa0001, bbbb0002"):
         chosen(runs(**TWO), "cccc")
     with refused("ab", "2 runs", hint="ab1, ab2"):

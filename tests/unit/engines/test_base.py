@@ -22,7 +22,7 @@ WORKLOAD = small_workload()
 # Requests and loads
 
 
-def test_prompt_and_output_together_must_fit_and_a_load_as_a_message_has_all_of_its_fields():
+def test_oversized_request_is_refused():
     check_fits(SIMULATED, small_workload(1, 240))
     with refused(257, 256, hint="max_model_len=257"):
         check_fits(SIMULATED, small_workload(1, 241))
@@ -44,7 +44,7 @@ def test_prompt_and_output_together_must_fit_and_a_load_as_a_message_has_all_of_
     ("engine", (), "tokenizer"), ("engine", (("skip_tokenizer_init", False),), None), ("server", (), None),
     ("transformers", (("skip_tokenizer_init", False),), "Transformers"),
 ])  # fmt: skip
-def test_structured_output_needs_vllm_and_its_tokenizer(interface, extra, fact):
+def test_structured_output_needs_vllm_tokenizer(interface, extra, fact):
     workload = small_workload(response_format="json")
     spec = EngineSpec("opt-125m", interface=interface, extra=extra)
     with refused(fact, hint="") if fact else nullcontext():
@@ -72,7 +72,7 @@ class Told(Engine):
         return load
 
 
-def test_it_has_each_workload_once_is_ready_after_a_load_unless_that_was_broken_off_and_refuses_those_for_others():
+def test_engine_loads_each_workload_once():
     engine, other = Told(), small_workload(5)
     for workload in (WORKLOAD, WORKLOAD, other, WORKLOAD):
         engine.run(workload, LOAD)
@@ -93,7 +93,7 @@ def test_it_has_each_workload_once_is_ready_after_a_load_unless_that_was_broken_
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("-inf"), -1e9])
-def test_an_engine_not_asked_says_so_one_that_never_settles_is_given_up_and_a_score_is_a_mean(monkeypatch, broken):
+def test_unsettled_engine_is_given_up(monkeypatch, broken):
     engine, barrier = Engine(SIMULATED), WindowBarrier([message_of(LOAD)] * 2)
     monkeypatch.setattr(base, "SETTLE_S", 0.01)
     for asked in (lambda: engine.outputs(WORKLOAD, 1, 1), lambda: engine.scores(WORKLOAD, ((1,),)), barrier.settled):
@@ -113,7 +113,7 @@ def test_an_engine_not_asked_says_so_one_that_never_settles_is_given_up_and_a_sc
     ([replace(LOAD, ramp_up="burst", settle_lifetimes=2.0)], 4.3, 4.5, 5.0),
     ([replace(LOAD, window_s=s) for s in (0.5, 2.0, 1.0)], 0.0, 0.2, 2.0),  # the longest counts for all
 ])  # fmt: skip
-def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(monkeypatch, loads, after_s, opens_s, lasts_s):
+def test_window_opens_once_all_settled(monkeypatch, loads, after_s, opens_s, lasts_s):
     clock = iter([100.0, *[100.0 + after_s] * 9])
     monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     barrier = WindowBarrier([message_of(load) for load in loads])
@@ -124,7 +124,7 @@ def test_a_window_opens_when_all_have_settled_with_room_for_two_convoys(monkeypa
     assert (opens - 100, closes - opens) == (pytest.approx(opens_s), pytest.approx(lasts_s))
 
 
-def test_all_that_settle_have_the_window_of_the_last_and_nobody_waits_for_one_that_has_failed():
+def test_settled_engines_share_last_window():
     barrier = WindowBarrier([message_of(LOAD)] * 3)
     found = barrier.run_together(lambda index: barrier.settled() if index else None, 3, pytest.fail)
     assert found[0] is None and found[1] == found[2] and found[1][0] >= barrier.begins_s - base.BEGIN_S

@@ -15,7 +15,7 @@ LINES = (
 )
 
 
-def test_the_stage_is_that_of_the_last_mark(tmp_path):
+def test_start_stage_follows_log(tmp_path):
     log = tmp_path / "engine.log"
     assert stage_of(log) == IMPORTING, "it is not there before the process is"
     for number, (_, stage) in enumerate(LINES, start=1):
@@ -39,7 +39,7 @@ MESSAGE = {
 }
 
 
-def test_an_answer_becomes_a_run_on_its_own_clock_and_what_the_parts_of_an_engine_say_its_settings():
+def test_child_answer_becomes_run():
     run = run_from([MESSAGE])
     assert run.samples.request == (0, 1, 2) and run.samples.finished == (True, True, False)
     assert (run.samples.sent_s, run.samples.admitted_s) == ((0.1, 0.2, 3.0), (0.15, 0.3, None))

@@ -44,7 +44,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, tmp_path, kind):
+def test_planted_lock_path_is_refused(path, tmp_path, kind):
     victim = tmp_path / "victim"
     victim.write_text("PRECIOUS DATA", "utf-8")
     victim.chmod(0o600)
@@ -57,7 +57,7 @@ def test_what_is_no_file_of_its_own_is_refused_and_left_alone(path, tmp_path, ki
 
 
 @pytest.mark.parametrize("mode", [None, 0o644, 0o600, 0o664])
-def test_a_new_lock_can_be_taken_by_every_user_and_one_of_another_user_stays_as_it_was(path, mode):
+def test_new_lock_serves_every_user(path, mode):
     before, owner = os.umask(0o077), 65534 if mode and os.geteuid() == 0 else os.geteuid()  # only root gives files away
     try:
         if mode:
@@ -71,7 +71,7 @@ def test_a_new_lock_can_be_taken_by_every_user_and_one_of_another_user_stays_as_
     assert (stat.S_IMODE(path.stat().st_mode), path.stat().st_uid) == (mode or 0o666, owner)
 
 
-def test_a_note_replaces_a_longer_one_is_not_obeyed_by_a_terminal_and_goes_when_the_lock_is_released(path):
+def test_lock_note_is_escaped(path):
     path.write_text("x" * 10_000, "utf-8")
     with held(path):
         note = path.read_text("utf-8")
@@ -89,7 +89,7 @@ def test_a_note_replaces_a_longer_one_is_not_obeyed_by_a_terminal_and_goes_when_
         refused(path)
 
 
-def test_a_file_that_may_only_be_read_is_locked_one_that_appears_too_and_no_locks_are_a_sentence(path, monkeypatch):
+def test_read_only_lock_is_taken(path, monkeypatch):
     path.write_text("the note of somebody", "utf-8")
     path.chmod(0o444)
     if os.geteuid() == 0:  # who may write to every file

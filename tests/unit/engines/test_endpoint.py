@@ -29,7 +29,7 @@ def no_process(monkeypatch):
 
 
 @pytest.mark.parametrize(("processes", "may", "needed"), [(1, 115, 116), (3, 49, 50), (1, 116, None)])
-def test_connections_that_a_process_may_not_have_are_refused_before_the_load(monkeypatch, processes, may, needed):
+def test_excess_connections_are_refused(monkeypatch, processes, may, needed):
     client, load = SimpleNamespace(children=["child"] * processes), {"kind": "closed_loop", "concurrency": 100}
     monkeypatch.setattr(endpoint, "getrlimit", lambda _: (0, may))
     monkeypatch.setattr(endpoint, "converse", lambda *_, **asked: asked["load"])
@@ -63,7 +63,7 @@ def spec_of(path="/v1/completions"):
 
 @pytest.mark.parametrize("text", ["", "two words"])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(answered, path, text):
+def test_prompt_form_follows_endpoint_path(answered, path, text):
     answered(Refusing())
     engine = engine_with("key", replace(spec_of(path), extra=(("ignore_eos", "null"), ("top_k", "1"))))
     engine.close()
@@ -80,7 +80,7 @@ def test_a_chat_is_asked_in_words_completions_in_ids_and_text_is_sent_as_text(an
 @pytest.mark.parametrize("encode", [
     str, quote, lambda key: b64encode(key.encode()).decode(), lambda key: key.encode().hex(),
 ], ids=["plain", "quoted", "base64", "hex"])  # fmt: skip
-def test_a_server_that_sends_the_key_back_is_told_without_it(answered, where, encode):
+def test_echoed_key_is_hidden(answered, where, encode):
     key = "sk/FAULT+9f8e7d6c5b4a"
     echo = f"\x1b[2J k={encode(key)} end"
     answered(*{
@@ -121,7 +121,7 @@ IDS = '"prompt": ['
     (("stream_options", IDS), ("stream_options", "token ids")),
     (("ignore_eos", IDS, "stream_options"), ("stream_options", "ignore_eos", "token ids")),
 ])  # fmt: skip
-def test_what_a_server_refuses_is_not_asked_for(answered, words, without):
+def test_refused_field_is_left_out(answered, words, without):
     answered(server := Refusing(*words))
     engine = engine_with("key-of-somebody", spec_of())
     engine.close()
@@ -143,7 +143,7 @@ def test_what_a_server_refuses_is_not_asked_for(answered, words, without):
     ([raising(ssl.SSLError("WRONG_VERSION_NUMBER"))], "does not answer: .*WRONG", "the server is running"),
     ((200, "text/event-stream", 'data: {"error": "out of memory"}\n\n'), "out of memory", "log"),
 ])  # fmt: skip
-def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(answered, answer, told, hint):
+def test_refused_request_suggests_remedy(answered, answer, told, hint):
     answered(*answer)
     with pytest.raises(BadUsage, match=told) as raised:
         engine_with("key-of-somebody", spec_of())
@@ -157,7 +157,7 @@ def test_what_is_refused_is_told_before_anything_is_measured_and_what_to_do(answ
     (["me/mine"], "wrong", r"/v1/models .*\n.*--model NAME"),
     (None, "sesame", r"cannot connect to http://host/v1/.*completions: refused"),  # nobody answers
 ])  # fmt: skip
-def test_only_the_only_model_of_a_server_needs_no_name(monkeypatch, answered, path, models, key, told):
+def test_only_served_model_is_found(monkeypatch, answered, path, models, key, told):
     def ask(method, url, headers, body, within_s):
         assert (method, url, body, within_s) == ("GET", "http://host/v1/models", None, 10)
         if models is None:
@@ -176,7 +176,7 @@ def requests_of(*prompts):
 
 
 @given(st.lists(st.integers(4, 999), min_size=8, max_size=20).map(tuple), st.booleans(), st.integers(0, 12))
-def test_a_prompt_keeps_its_length_its_end_and_what_it_shares_and_no_two_rounds_are_alike(ids, words, shared):
+def test_fresh_prompts_keep_their_length(ids, words, shared):
     own, place = FreshPrompts(requests_of(ids), words), FRESH * (2 if words else 1)
     request = Request(ids, 2, shared=min(shared, len(ids) - place - 2))
     prompt, at = own.prompt(request), request.shared + 1
@@ -196,7 +196,7 @@ def test_a_prompt_keeps_its_length_its_end_and_what_it_shares_and_no_two_rounds_
     ((), True), ((("ignore_eos", "null"), ("top_k", "1")), True), ((("max_tokens", "500"),), False),
     ((("n", "2"),), False), ((("options", '{"num_predict": 9}'),), False),
 ])  # fmt: skip
-def test_an_answer_may_be_longer_by_a_further_field_and_end_by_its_format(answered, monkeypatch, extra, bounded):
+def test_further_fields_allow_longer_answers(answered, monkeypatch, extra, bounded):
     told = []
     client = SimpleNamespace(load=lambda *_, **words: told.append(words))
     monkeypatch.setattr(endpoint, "LoadClient", lambda *_, **__: client)
@@ -226,7 +226,7 @@ vllm:prefix_cache_hits_created{engine="0"} 1.7e9
     ("vllm:prefix_cache_queries_total{" * 5000, None),
     ("vllm:prefix_cache_queries_total NaN\n", None),
 ])  # fmt: skip
-def test_the_counters_of_several_engines_are_added_up(answered, page, found):
+def test_prefix_cache_counters_are_summed(answered, page, found):
     answered(200, "text/plain", page)
     assert endpoint.cache_lookups("http://host/v1/completions", {}) == found
 
@@ -236,7 +236,7 @@ def test_the_counters_of_several_engines_are_added_up(answered, page, found):
     ("/classify", {"input": [5, 6, 7]}),
     ("/v1/rerank", {"query": prompt_words((5,)), "documents": [prompt_words((6, 7))]}),
 ])  # fmt: skip
-def test_a_server_is_asked_for_what_its_path_gives_and_refused_if_it_gives_no_result(answered, path, wanted):
+def test_pooling_endpoint_gets_its_fields(answered, path, wanted):
     result = {"data": [{"embedding": "AAAA"}], "usage": {"prompt_tokens": 3}}
     answered(200, "application/json", json.dumps(result))
     engine = engine_with("key", spec_of(path))

@@ -25,7 +25,7 @@ def handlers():
 
 
 @pytest.mark.parametrize("number", ENDINGS)
-def test_a_signal_is_an_interrupt_also_of_an_end_that_hangs_and_afterwards_what_it_was(number, monkeypatch):
+def test_signal_interrupts_run(number, monkeypatch):
     monkeypatch.setattr(interrupts, "BURST_S", 0.0)
     with pytest.raises(KeyboardInterrupt), as_interrupts():
         signal.raise_signal(number)
@@ -37,7 +37,7 @@ def test_a_signal_is_an_interrupt_also_of_an_end_that_hangs_and_afterwards_what_
 
 
 @pytest.mark.parametrize("number", ENDINGS)
-def test_who_comes_again_hurries_the_end_until_the_process_has_outlived_the_burst(number, monkeypatch):
+def test_second_signal_hurries_end(number, monkeypatch):
     signal.signal(number, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt), as_interrupts():
         try:
@@ -56,7 +56,7 @@ def test_who_comes_again_hurries_the_end_until_the_process_has_outlived_the_burs
         assert not hurried(), "that was another run"
 
 
-def test_a_signal_waits_for_what_is_not_to_be_broken_off_and_is_the_outer_run_s_and_no_other_thread_s():
+def test_held_signal_waits():
     done = []
     with as_interrupts():
         with pytest.raises(KeyboardInterrupt), held():
@@ -85,7 +85,7 @@ def test_a_signal_waits_for_what_is_not_to_be_broken_off_and_is_the_outer_run_s_
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
-def test_what_is_ignored_or_handled_stays_so(handler):
+def test_foreign_signal_handler_stays(handler):
     signal.signal(signal.SIGHUP, handler)
     with as_interrupts():
         signal.raise_signal(signal.SIGHUP)

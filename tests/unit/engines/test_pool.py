@@ -60,7 +60,7 @@ def refuse(spec, **how):
     raise EngineFailed("did not start: no memory; /tmp/x/engine.log ends with\n  | bang", "a smaller model")
 
 
-def test_a_specification_starts_once_is_heard_of_meanwhile_and_stops_before_another_starts(launching, log, tmp_path):
+def test_pool_starts_each_engine_once(launching, log, tmp_path):
     pool = Pool(launching())
     first = pool.engine(SIMULATED)
     with pytest.raises(BadUsage):
@@ -91,7 +91,7 @@ def test_a_specification_starts_once_is_heard_of_meanwhile_and_stops_before_anot
 
 
 @pytest.mark.parametrize(("spec", "name"), [(SIMULATED, ""), (PAIR, r"replica 1 of 2 \(opt-tiny\): ")])
-def test_what_did_not_start_is_not_tried_again_and_says_why(spec, name):
+def test_failed_start_is_not_repeated(spec, name):
     pool, again = Pool(refuse), rf"^\S.*: {name}did not start: no memory; /tmp/x/engine.log\n"
     for asked, told, bang in ((spec, f"^{name}did", True), (spec, again, False), (OTHER, "did not", True)):
         with pytest.raises(EngineFailed, match=told) as caught:
@@ -100,7 +100,7 @@ def test_what_did_not_start_is_not_tried_again_and_says_why(spec, name):
     assert pool.starts == [spec, OTHER]
 
 
-def test_the_platform_and_the_interface_choose_the_engine(monkeypatch):
+def test_specification_chooses_engine_class(monkeypatch):
     for name in ("EndpointEngine", "ServerEngine", "OfflineEngine", "BatchedEngine", "SimulatedBatches"):
         monkeypatch.setattr(pools, name, lambda spec, name=name, **_: name)
     kinds = {
@@ -128,7 +128,7 @@ def measured(replicas):
 
 
 @pytest.mark.parametrize("of", [on_gpus, lambda n, launch: replicas_of(*[SIMULATED] * n, launch=launch)])
-def test_replicas_share_the_device_have_as_many_kv_blocks_and_no_load_of_a_number_is_for_them(launching, of):
+def test_replicas_share_kv_blocks_equally(launching, of):
     one, two = (replicas_of(*[SIMULATED] * n).start() for n in (1, 2))
     [whole] = measured(one)
     for half in measured(two):
@@ -145,7 +145,7 @@ def test_replicas_share_the_device_have_as_many_kv_blocks_and_no_load_of_a_numbe
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(monkeypatch, pinned):
+def test_replicas_get_own_cores(monkeypatch, pinned):
     seen = []
 
     def launch(spec, *, extra_env, cores, speed):
@@ -159,14 +159,14 @@ def test_cores_and_shares_are_of_each_and_each_is_checked_when_it_has_started(mo
 
 
 @given(st.lists(st.frozensets(st.integers(0, 7)), min_size=1, max_size=9))
-def test_cores_are_in_equal_parts_and_nobody_has_anothers(near):
+def test_core_split_is_equal(near):
     parts = equal_parts(near, frozenset(range(8)))
     assert len(parts) == len(near) and len({len(part) for part in parts}) == 1
     assert len({core for part in parts for core in part}) == sum(map(len, parts))
 
 
 @pytest.mark.parametrize(("readings", "read"), [([5, 7, 9, 9, 9], 4), (range(1000), 60)])
-def test_memory_is_waited_for_until_it_stands_still_and_not_for_ever(monkeypatch, readings, read):
+def test_start_waits_for_stable_memory(monkeypatch, readings, read):
     left = iter(readings)
     monkeypatch.setattr(pools, "memory_used", lambda device: next(left))
     monkeypatch.setattr(pools, "STABLE_S", 0.001)
@@ -176,7 +176,7 @@ def test_memory_is_waited_for_until_it_stands_still_and_not_for_ever(monkeypatch
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_with_a_gpu_each_the_first_starts_alone_and_one_that_does_not_start_is_named(launching, log, fails):
+def test_first_gpu_replica_starts_alone(launching, log, fails):
     side_by_side, order = threading.Barrier(2), []
 
     def start(engine, on_wait):
@@ -222,7 +222,7 @@ def under_mps(launch, **how):
     return replicas_of(CUDA, CUDA, launch=launch, device=GPU, sharing="mps", **how)
 
 
-def test_replicas_under_mps_start_in_turn_and_are_verified_and_the_daemon_ends_last(daemon, launching, log):
+def test_mps_replicas_start_in_turn(daemon, launching, log):
     launch = launching(lambda engine, on_wait: log.append("start"))
     made, ends = [f"daemon {GPU} 50", LAUNCH, LAUNCH], [CLOSE, CLOSE, "daemon ends"]
     started = ["start", VERIFIED[0], "start", VERIFIED[1]]
@@ -240,7 +240,7 @@ def test_replicas_under_mps_start_in_turn_and_are_verified_and_the_daemon_ends_l
     assert log == [f"daemon {GPU} None", "daemon ends"]
 
 
-def test_instances_of_mig_are_used_and_where_it_cannot_be_shared_the_reason_is_said(monkeypatch, launching):
+def test_mig_replicas_use_instances(monkeypatch, launching):
     assert pools.mig_instances(GPU) == [], "without NVML"
     on = [1, 1]
 
@@ -286,7 +286,7 @@ class Gpu(FakeNvml):
     (Gpu(missing=frozenset({"nvmlDeviceGetMigMode"})), 0, "Function Not Found"),  # the driver is too old to tell
     (Gpu(State(refused={"nvmlDeviceGetMigMode": NOT_SUPPORTED})), 0, None),
 ])  # fmt: skip
-def test_the_card_decides_whether_mps_can_run(tmp_path, monkeypatch, gpu, mode, reason):
+def test_gpu_decides_mps_support(tmp_path, monkeypatch, gpu, mode, reason):
     install(tmp_path / "bin", monkeypatch)  # of its programs none is started
     gpu.mode = mode
     with installed(gpu):

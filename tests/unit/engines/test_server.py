@@ -41,7 +41,7 @@ OURS = str(server.WORKER.parent)
     (replace(CUDA, load_format="auto"), {"load_format": "auto", "tensor_parallel_size": None}),
     (replace(CUDA, extra=tuple(FURTHER.items())), {**FURTHER, "config": {"level": 3}}),  # they come last
 ])  # fmt: skip
-def test_every_limit_is_handed_over(spec, wanted):
+def test_engine_arguments_include_every_limit(spec, wanted):
     arguments = engine_arguments(spec, "/m")
     assert {name: arguments.get(name) for name in wanted} == wanted
     assert hash(spec) == hash(replace(spec))
@@ -60,7 +60,7 @@ def test_every_limit_is_handed_over(spec, wanted):
     (replace(TWO, env=((NVLS, "1"),)), {}, {NVLS: "1"}),
     (CUDA, {NVLS: "1"}, {NVLS: "1"}),
 ])  # fmt: skip
-def test_variables_are_those_of_the_specification_over_ours(spec, inherited, wanted):
+def test_specification_variables_override_inherited(spec, inherited, wanted):
     before = dict(inherited)
     seen = engine_environment(spec, inherited)
     assert {name: seen.get(name) for name in wanted} == wanted and inherited == before
@@ -71,7 +71,7 @@ def test_variables_are_those_of_the_specification_over_ours(spec, inherited, wan
     (0, 1, "", ""), (0, 1, "3", "3"), (0, 1, "2,3", "2"), (1, 1, "2,3", "3"), (0, 2, "3, 5,7", "3,5"),
     (1, 2, "3,5,7", "5,7"), (0, 1, "GPU-aa,GPU-bb", "GPU-aa"), (1, 1, "GPU-aa,GPU-bb", "GPU-bb"),
 ])  # fmt: skip
-def test_an_engine_sees_its_gpus_and_each_process_on_the_cpu_its_cores(gpu, gpus, visible, wanted, monkeypatch):
+def test_engine_sees_only_its_gpus(gpu, gpus, visible, wanted, monkeypatch):
     spec = replace(CUDA, gpu=gpu, tensor_parallel_size=gpus)
     seen = engine_environment(spec, {} if visible is None else {VISIBLE: visible})
     assert (seen.get(VISIBLE), seen.get("CUDA_DEVICE_ORDER")) == (wanted, "PCI_BUS_ID" if gpu or gpus > 1 else None)
@@ -81,7 +81,7 @@ def test_an_engine_sees_its_gpus_and_each_process_on_the_cpu_its_cores(gpu, gpus
     assert [engine_environment(spec, {}, cores)[THREADS] for cores in ((), (4, 5))] == ["0,1|2,3", "4|5"]
 
 
-def test_a_server_gets_the_limits_of_the_engine_and_flags_of_each_kind_and_a_request_asks_for_exactly_its_tokens():
+def test_server_command_carries_engine_limits():
     extra = {"compilation_config": '{"level": 0}', "enable_lora": True, "block_size": 32, "revision": None}
     extra |= {"cudagraph_capture_sizes": [1, 2]}
     module, *given = server_command(replace(SERVED, extra=tuple(extra.items())), "/m", 8000)
@@ -113,7 +113,8 @@ def test_a_server_gets_the_limits_of_the_engine_and_flags_of_each_kind_and_a_req
     assert tokens == [*range(16)]
 
 
-def test_a_port_is_one_that_no_connection_gets_and_that_is_not_taken(monkeypatch, tmp_path):
+def test_free_port_avoids_connection_range(monkeypatch, tmp_path):
+    """No connection gets a port below that range."""
     lowest = int(server.OF_CONNECTIONS.read_text().split()[0])
     found = {server.free_port() for _ in range(20)}
     assert len(found) > 10 and all(20_000 <= port < lowest for port in found)
@@ -133,7 +134,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "pytest-slmserve"
 
 
-def test_dummy_weights_come_from_a_folder_that_describes_the_model_whose_tokenizer_can_spell_json(cache):
+def test_dummy_model_folder_is_complete(cache):
     """The same at every start; a folder of one name may describe something else."""
     for model, wanted in (("opt-1.3b", "facebook/opt-1.3b"), ("facebook/opt-1.3b", "facebook/opt-1.3b"), ("/m", "/m")):
         assert model_for(EngineSpec(model, load_format="auto")) == wanted and not cache.exists()
@@ -166,7 +167,7 @@ def test_dummy_weights_come_from_a_folder_that_describes_the_model_whose_tokeniz
     lambda config, text: config.write_bytes(bytes(range(128, 256))),
     lambda config, text: config.mkdir(),
 ], ids=["another shape", "nothing", "not text", "a folder"])  # fmt: skip
-def test_a_folder_that_somebody_changed_is_not_measured(put):
+def test_changed_model_folder_is_refused(put):
     config = Path(model_for(CPU)) / "config.json"
     text = config.read_text("utf-8")
     config.unlink()
@@ -176,7 +177,7 @@ def test_a_folder_that_somebody_changed_is_not_measured(put):
     assert caught.value.hint == f"rm -r '{config.parent}'"
 
 
-def test_a_cache_that_cannot_be_written_to_is_one_sentence_and_starts_make_one_folder_and_adapters_theirs(cache):
+def test_unwritable_model_cache_is_refused(cache):
     cache.write_text("a file is in the way")
     with pytest.raises(BadUsage, match=r"opt-tiny .*pytest-slmserve: (.|\n)*XDG_CACHE_HOME"):
         model_for(CPU)

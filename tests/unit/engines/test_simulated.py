@@ -45,7 +45,7 @@ def rate(run):
 
 
 @given(st.integers(1, 300), st.floats(100, 1e5), st.floats(1, 500), st.floats(0, 1e4), st.floats(0.01, 100))
-def test_throughput_is_the_planted_law_and_readings_cover_the_window(concurrency, t_inf, b_half, opens, length):
+def test_throughput_follows_planted_law(concurrency, t_inf, b_half, opens, length):
     run = planted(t_inf=t_inf, b_half=b_half).run(WORKLOAD, ClosedLoop(concurrency, window_s=200 / t_inf))
     assert rate(run) == pytest.approx(t_inf * concurrency / (concurrency + b_half), rel=0.02)
     found = planted().sensed((opens, opens + length), 8, 1.0)
@@ -59,7 +59,7 @@ NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
 
 @pytest.mark.parametrize("concurrency", [1, 4, 64])
 @pytest.mark.parametrize("acceptance", [0.0, 0.7, 2.0])
-def test_drafts_add_tokens_to_steps_that_cost_more_so_they_gain_at_small_loads_alone(concurrency, acceptance):
+def test_drafts_gain_at_small_loads(concurrency, acceptance):
     made = planted(speculative_config=NGRAM, acceptance=acceptance, draft_cost=1.5)
     found = measure(made, small_workload(requests=64, output_tokens=128), ClosedLoop(concurrency), Environment())
     each = 128 / math.ceil((128 + acceptance) / (1 + acceptance))  # tokens a step, where the last one may have less
@@ -72,7 +72,7 @@ def test_drafts_add_tokens_to_steps_that_cost_more_so_they_gain_at_small_loads_a
     assert {n for n, done in zip(found.run.samples.output_tokens, found.run.samples.finished) if done} == {wanted}
 
 
-def test_by_default_the_law_is_that_of_the_models_shape_its_clock_virtual_and_faults_at_their_loads():
+def test_default_law_follows_model_shape():
     shape, per_context = model_of(SIMULATED.model), 16 + 32 / 2
     t_inf, b_half = engine().law(WORKLOAD)
     assert b_half == pytest.approx(shape.weight_bytes() / (per_context * shape.kv_bytes_per_token()))
@@ -103,7 +103,7 @@ def test_by_default_the_law_is_that_of_the_models_shape_its_clock_virtual_and_fa
 
 
 @pytest.mark.parametrize(("field", "limit"), [("max_num_seqs", 3), ("max_num_batched_tokens", 50)])
-def test_its_limit_makes_the_rest_wait_by_an_argument_or_a_field_and_an_unknown_argument_is_refused(field, limit):
+def test_engine_limit_makes_requests_wait(field, limit):
     """A prompt has 16 tokens: three of them and a decoding sequence fit into 50."""
     by_argument, by_field = engine(SIMULATED, **{field: limit}), engine(replace(SIMULATED, **{field: limit}))
     assert getattr(by_argument.resolved, field) == limit
@@ -115,7 +115,7 @@ def test_its_limit_makes_the_rest_wait_by_an_argument_or_a_field_and_an_unknown_
             engine(**{unknown: value})
 
 
-def test_prompts_of_a_burst_share_the_tokens_of_a_step_and_a_job_with_drafts_takes_fewer_steps():
+def test_burst_prompts_share_step_tokens():
     """64 prompts of 16 tokens, of which a step takes 512 in less what it decodes, or all; or not even a whole one."""
     slow, fast = (planted(max_num_batched_tokens=n).run(WORKLOAD, OpenLoop(requests=64)) for n in (512, 8192))
     assert (fast.steps.new_tokens[0], slow.steps.new_tokens[:3]) == (64, (32, 62, 64))
@@ -133,7 +133,7 @@ def test_prompts_of_a_burst_share_the_tokens_of_a_step_and_a_job_with_drafts_tak
 
 @pytest.mark.parametrize("prompt", [16, 100, 600])
 @pytest.mark.parametrize("tokens", [12, 64, 8192])
-def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
+def test_long_prompts_stay_valid(prompt, tokens):
     workload = replace(WORKLOAD, requests=tuple(replace(r, prompt=r.prompt[:1] * prompt) for r in WORKLOAD.requests))
     served = planted(spec=replace(WIDE, max_num_seqs=12, max_model_len=1024), max_num_batched_tokens=tokens)
     seen = measure(served, workload, ClosedLoop(8, window_s=100.0), NOWHERE)
@@ -143,7 +143,7 @@ def test_prompts_of_many_steps_are_no_fault_of_a_measurement(prompt, tokens):
 
 
 @given(st.sampled_from([0.0, 0.3, 0.5, 0.9]), st.integers(1, 5))
-def test_whole_blocks_of_what_a_group_shares_come_from_its_cache_but_for_its_first_request(share, groups):
+def test_shared_prefix_is_cached_once(share, groups):
     asked = WorkloadSpec(prompt_tokens=100, output_tokens=8, requests=12, prefix_share=share, prefix_groups=groups)
     workload, caches = build_workload(asked, model_of("opt-tiny")), replace(WIDE, prefix_caching=True)
     run, whole = SimulatedEngine(caches).run(workload, ClosedLoop(4, requests=30)), asked.shared_of(100) // 16 * 16
@@ -154,7 +154,7 @@ def test_whole_blocks_of_what_a_group_shares_come_from_its_cache_but_for_its_fir
 
 
 @pytest.mark.parametrize("caches", [False, True])
-def test_a_turn_finds_the_prompt_of_the_turn_before_and_costs_what_is_left(caches):
+def test_turn_reuses_previous_prompt(caches):
     """But the first of each user, whatever turn that is; and rounds go on."""
     turns = WorkloadSpec(prompt_tokens=50, output_tokens=10, requests=24, turns=4)
     workload = build_workload(turns, model_of("opt-tiny"))
@@ -170,7 +170,7 @@ def test_a_turn_finds_the_prompt_of_the_turn_before_and_costs_what_is_left(cache
 
 
 @pytest.mark.parametrize("think_s", [0.0, 1.0, 4.0])
-def test_users_are_in_flight_or_think(think_s):
+def test_users_wait_or_think(think_s):
     """The interactive response time law (P. J. Denning and J. P. Buzen, 1978): users = rate * (response + thinking)."""
     turns = WorkloadSpec(prompt_tokens=32, output_tokens=32, requests=400, turns=4)
     workload, users = build_workload(turns, model_of("opt-tiny")), 200
@@ -185,7 +185,7 @@ def test_users_are_in_flight_or_think(think_s):
 LONG = ClosedLoop(8, window_s=10.0)
 
 
-def test_a_slowdown_structured_output_and_adapters_cost_a_share_of_each_step_and_launches_scatter_by_name():
+def test_planted_costs_slow_each_step():
     usual, slow, began = planted().run(WORKLOAD, LONG), planted(slowdown=0.05).run(WORKLOAD, LONG), time.monotonic()
     assert rate(usual) / rate(slow) == pytest.approx(1.05, rel=0.01)
     assert planted(lasts_s=0.05).run(WORKLOAD, LONG).samples == usual.samples and time.monotonic() - began >= 0.05
@@ -226,7 +226,7 @@ def test_a_slowdown_structured_output_and_adapters_cost_a_share_of_each_step_and
     assert served(Adapters(32, 256), 2, 1e6) < 0.7 * served(Adapters(2, 256), 2, 1e6), "whose steps are as long"
 
 
-def test_sensors_say_what_is_planted_and_a_gpu_idles_where_its_host_takes_longer_or_has_no_graphs():
+def test_sensors_show_planted_values():
     run = planted(dram_active=0.3, tensor_active=0.4, sm_occupancy=0.5, power_w=123.0).run(WORKLOAD, LONG)
     seen = device_figures(run)
     assert (seen.dram_active, seen.tensor_active, seen.sm_occupancy) == pytest.approx((0.3, 0.4, 0.5))
@@ -250,7 +250,7 @@ def test_sensors_say_what_is_planted_and_a_gpu_idles_where_its_host_takes_longer
     ("hot_from", "invalid", ["hardware thermal slowdown"], []),
     ("slow_clock_from", "ok", [], ["the SM clock fell to 1600 MHz from a median of 1980 MHz"]),
 ])  # fmt: skip
-def test_its_health_suffers_from_the_planted_load_on(fault, state, reasons, noise):
+def test_planted_fault_degrades_health(fault, state, reasons, noise):
     well, seen = (health(planted(**{fault: 8}).run(WORKLOAD, ClosedLoop(n, window_s=10.0))) for n in (7, 8))
     assert (well.state, well.reasons, well.noise) == ("ok", (), ()) and seen.state == state
     assert (len(seen.reasons), len(seen.noise)) == (len(reasons), len(noise))
@@ -258,7 +258,7 @@ def test_its_health_suffers_from_the_planted_load_on(fault, state, reasons, nois
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4])
-def test_on_several_gpus_a_step_is_shared_and_waits_for_all_reduces_and_each_has_sensors(gpus):
+def test_several_gpus_share_each_step(gpus):
     """opt-tiny has 2 layers: four all-reduces a step."""
     law = {"t_inf": 1e3, "b_half": 8.0, "noise": 0.0, "all_reduce_s": 1e-3, "power_w": 300.0, "imbalance": 0.5}
     one, made = (engine(replace(SIMULATED, tensor_parallel_size=n), **law) for n in (1, gpus))
@@ -277,7 +277,7 @@ def served(batching, rate=math.inf):
     return job_points([measure(engine, NATURAL, job(12, rate), NOWHERE)])[0]
 
 
-def test_a_batch_lasts_as_long_as_its_longest_output_with_its_padding_and_a_dynamic_one_does_not_wait_until_full():
+def test_longest_output_ends_static_batch():
     static, none = served("static"), served("none")
     outputs, prompts = sum(r.output_tokens for r in NATURAL.requests), sum(len(r.prompt) for r in NATURAL.requests)
     groups = [NATURAL.requests[i : i + 4] for i in (0, 4, 8)]
@@ -298,7 +298,7 @@ class TestContract(Contract):
 
 
 @pytest.mark.parametrize("kind", ["embed", "rerank"])
-def test_a_result_takes_the_arithmetic_of_its_text(kind):
+def test_pooling_rate_follows_model_arithmetic(kind):
     model = "bge-small-en-v1.5" if kind == "embed" else "ms-marco-minilm-l12-v2"
     spec = replace(SIMULATED, model=model, model_facts=None, max_model_len=512, max_num_seqs=64)
     spec = replace(spec, max_num_batched_tokens=1 << 20)

@@ -87,7 +87,7 @@ def typed(opt: Opt, text: str) -> object:
     return True if opt.is_flag else text.split() if opt.many else text
 
 
-def test_every_option_is_in_a_table_and_empty_bare_and_repeated_texts_and_lists_of_toml_are_told_apart():
+def test_malformed_option_text_is_refused():
     assert GOOD.keys() == BY_NAME.keys() == BAD.keys() | {*WORDS, "goodput", "export"}
     assert all(value != BY_NAME[name].default for name, (_, value) in GOOD.items())
     for name, wanted in (("sweep", "adaptive"), ("gpu_memory", "40GiB")):
@@ -111,7 +111,7 @@ def test_every_option_is_in_a_table_and_empty_bare_and_repeated_texts_and_lists_
 
 
 @EACH
-def test_ini_before_default_environment_before_ini_command_line_before_all_and_empty_is_not_given(name):
+def test_command_line_overrides_other_sources(name):
     opt, (text, value) = BY_NAME[name], GOOD[name]
     usual = "off" if opt.is_flag else opt.default_text
     ini, env = {opt.key: text}, {opt.variable: text}
@@ -137,13 +137,13 @@ def test_ini_before_default_environment_before_ini_command_line_before_all_and_e
     ("strict", True, "1"), ("strict", False, "0"), ("seed", 0, "0"), ("env", ["A=x"], "A=x"),
     ("engine_arg", ["a=1", "b=true"], "a=1 b=true"),
 ], ids=range(11))  # fmt: skip
-def test_a_value_of_toml_is_read_as_its_text(name, of_toml, text):
+def test_toml_value_reads_as_text(name, of_toml, text):
     one, other = (read_options({}, {f"slm_{name}": value}, {}) for value in (of_toml, text))
     assert one._replace(texts=other.texts) == other and one.source[name] == "ini"
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_wrong_text_is_told_with_where_it_stood_and_one_that_can_be_typed(name):
+def test_wrong_option_text_is_located(name):
     opt, (text, offered) = BY_NAME[name], BAD[name]
     sources = [({}, {opt.key: text}, {}, opt.key), ({}, {}, {opt.variable: text}, opt.variable)]
     if not (opt.is_flag or opt.ini_only):
@@ -165,7 +165,7 @@ SECRETS = ["HF_TOKEN", "hf_token", "AWS_SECRET_ACCESS_KEY", "PASSWORD", "db_pass
 ])  # fmt: skip
 @pytest.mark.parametrize("text", [*(f"{name}=hunter2" for name in SECRETS), "NAME=sk-hunter2abcdefgh1234",
                                   "HF_TOKEN=hunter2\nhunter2"])  # fmt: skip
-def test_a_secret_is_told_by_its_name_alone(name, before, text):
+def test_secret_is_shown_by_name(name, before, text):
     opt, said = BY_NAME[name], before + text
     from_ini, from_env = ({}, {opt.key: [said]}, {}, opt.key), ({}, {}, {opt.variable: said}, opt.variable)
     for *sources, where in (({name: [said]}, {}, {}, opt.flag), from_ini, from_env):
@@ -175,7 +175,7 @@ def test_a_secret_is_told_by_its_name_alone(name, before, text):
 
 
 @pytest.mark.parametrize("text", SECRET_PAIRS)
-def test_no_option_takes_a_secret_or_repeats_it(text):
+def test_every_option_refuses_secrets(text):
     """What is wrong for another reason too."""
     for opt in OPTS:
         if not opt.is_flag:
@@ -185,7 +185,7 @@ def test_no_option_takes_a_secret_or_repeats_it(text):
 
 
 @pytest.mark.parametrize("text", ORDINARY_PAIRS)
-def test_an_ordinary_value_is_taken_as_it_is(text):
+def test_ordinary_option_value_is_accepted(text):
     name, _, value = text.partition("=")
     assert read_options({"env": [text]}, {}, {}).env == ((name, value),)
     assert read_options({"engine_arg": [text]}, {}, {}).texts["engine_arg"] == [text]
@@ -194,7 +194,8 @@ def test_an_ordinary_value_is_taken_as_it_is(text):
 
 
 @given(st.sampled_from(SECRET_VALUES), st.sampled_from(["env", "engine_arg"]), NAMES, NAMES)
-def test_what_the_scanner_finds_reaches_no_command_that_is_kept(value, option, name, other):
+def test_secret_inside_value_is_refused(value, option, name, other):
+    """So that no command that is kept has it."""
     with pytest.raises(BadUsage) as caught:
         read_options({option: [f"{other}=1", f"{name}={other} {value}"]}, {}, {})
     assert value not in str(caught.value)
@@ -241,7 +242,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_options_that_say_nothing_are_refused(case):
+def test_meaningless_option_combination_is_refused(case):
     given, told, hinted = REFUSED[case]
     env = {name: text for name, text in given.items() if name.isupper()}
     with refused(*told.split()) as caught:
@@ -256,13 +257,14 @@ def test_options_that_say_nothing_are_refused(case):
     {"export": "vllm-bench=./a.json", "records": "b.json"}, {"records": "gate.json/r.jsonl"},
     {"simulate": True, "ray": "auto", "sweep": "full"}, {"simulate": True, "calibrate": True},
 ], ids=range(11))  # fmt: skip
-def test_options_that_go_together_are_taken(given):
+def test_sensible_option_combination_is_accepted(given):
     options = read_options(given, {}, {})
     assert {options.source[name] for name in given} == {"command line"}
     assert options.gate is bool(given.keys() & {"gate", "calibrate"}), "a calibration is one of two equal sides"
 
 
-def test_an_ini_file_may_hold_what_is_for_other_runs_and_for_engines_of_ours():
+def test_unused_ini_options_are_accepted():
+    """An ini file may hold options for other runs, and for engines of ours."""
     others = {"side": SIDE, "gate_margin": "0.1", "gate": "1", "calibrate": "1", "ray": "auto", **SLOWER}
     for name, text in others.items():
         assert read_options({}, {f"slm_{name}": text}, {}).source[name] == "ini"
@@ -276,7 +278,7 @@ def test_an_ini_file_may_hold_what_is_for_other_runs_and_for_engines_of_ours():
     ("--slm-gpu-memory-utilisation", "--slm-gpu-memory-utilization?"),
     ("--slm-gate-pair", "-o slm_gate_pairs=12 SLM_GATE_PAIRS"),
 ])  # fmt: skip
-def test_a_mistyped_option_gets_the_nearest_name(flag, near):
+def test_mistyped_option_suggests_nearest_name(flag, near):
     found = near_option(flag)
     assert all(word in found for word in near.split()) and "slm-slm" not in found
     assert near_option("--slm-zzz") == "", "that is near to none"
@@ -297,7 +299,7 @@ def read_typed(given):
 
 
 @EACH
-def test_what_is_typed_again_in_one_or_two_words_means_the_same(name):
+def test_retyped_words_restore_options(name):
     opt, (text, value) = BY_NAME[name], GOOD[name]
     given = {**({} if opt.group == "what to run" else {"simulate": True}), **beside(opt), name: typed(opt, text)}
     options = read_typed(given)

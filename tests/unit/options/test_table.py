@@ -37,7 +37,7 @@ def refuses(read, *texts):
     ("repeats", 1, 1 << 63), ("budget", 0, 1 << 63), ("seed", 0, 1 << 63), ("max_num_seqs", 1, 1 << 63),
     ("gate_pairs", FIRST_LOOKS[0], 1000),
 ])  # fmt: skip
-def test_whole_numbers_of_options_have_their_bounds(name, least, most):
+def test_option_numbers_have_bounds(name, least, most):
     read = BY_NAME[name].read
     assert (read(str(least)), read(str(most))) == (least, most)
     assert refuses(read, str(least - 1), str(most + 1), "1.5", "two", "²", "")
@@ -47,7 +47,7 @@ def test_whole_numbers_of_options_have_their_bounds(name, least, most):
     (partial(table.whole_number, least=4), "3", r"\b4\b"), (partial(table.whole_number, most=9), "10", r"\b9\b"),
     (table.sharings, "mps,luck", "luck"),
 ], ids=range(3))  # fmt: skip
-def test_what_is_refused_is_told_the_bound_or_the_word(read, text, bound):
+def test_refused_option_tells_its_bound(read, text, bound):
     with pytest.raises(ValueError, match=bound):
         read(text)
 
@@ -85,7 +85,7 @@ SYNTAX = {
 
 
 @pytest.mark.parametrize("read", SYNTAX, ids=lambda read: getattr(read, "__name__", "positive or zero"))
-def test_each_syntax_reads_its_own_and_refuses_what_is_none(read):
+def test_option_syntax_reads_valid_texts(read):
     good, bad = SYNTAX[read]
     assert {text: read(text) for text in good} == good and refuses(read, *bad)
 
@@ -94,7 +94,7 @@ def test_each_syntax_reads_its_own_and_refuses_what_is_none(read):
     "http://me:hunter2@host/v1", "http://hunter2@host/v1", "me:hunter2@host/v1", "https://host/v1?api_key=hunter2",
     "https://host/v1?api-version=1&sig=hunter2", "ftp://host/hunter2", "http://host:hunter2/v1", "host/v1/hunter2",
 ], ids=range(8))  # fmt: skip
-def test_a_url_with_credentials_or_of_another_kind_is_refused_and_not_repeated(url):
+def test_url_with_credentials_is_refused(url):
     with refused("URL") as caught:
         table.urls(url)
     assert url not in str(caught.value) and "hunter2/v1/" not in str(caught.value)
@@ -104,7 +104,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.li
 
 
 @given(NAMES, VALUES, JSON)
-def test_a_pair_ends_its_name_at_the_first_sign_and_an_argument_is_json_whose_lists_can_be_hashed(name, value, other):
+def test_argument_value_is_json(name, value, other):
     assert table.pair(f"{name}={value}") == (name, value) == table.variable(f"{name}={value}")
     assert table.pair(f"{name}=") == (name, "") and refuses(table.pair, name, f"={value}")
     key, read = table.argument(f"{name}={json.dumps(other)}")
@@ -117,14 +117,14 @@ def test_a_pair_ends_its_name_at_the_first_sign_and_an_argument_is_json_whose_li
     "tensor_parallel_size", "pipeline-parallel-size", "data_parallel_size_local", "prefill_context_parallel_size",
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
 ])  # fmt: skip
-def test_what_gives_an_engine_gpus_is_refused_with_the_way_that_locks_them(name):
+def test_gpu_assigning_argument_is_refused(name):
     for read, way in ((table.argument, "--slm-tensor-parallel-size"), (table.variable, f"export {name}")):
         with pytest.raises(ValueError, match=way):
             read(f"{name}=2")
     assert table.argument("max_parallel=2") == ("max_parallel", 2)
 
 
-def test_a_side_has_a_name_and_entries_of_three_kinds_and_an_engine_is_the_candidate_in_a_gate_alone():
+def test_side_sets_candidate_engine():
     text = "candidate:python=p,q,env=A=x,y,arg=a=[1,2],arg=b=true"
     entries = (("python", "p,q"), ("env", ("A", "x,y")), ("arg", ("a", (1, 2))), ("arg", ("b", True)))
     assert table.side(text) == ("candidate", entries)
@@ -143,14 +143,14 @@ def test_a_side_has_a_name_and_entries_of_three_kinds_and_an_engine_is_the_candi
 
 
 @given(st.lists(st.tuples(NAMES, st.integers()), max_size=5), st.lists(st.tuples(NAMES, st.integers()), max_size=5))
-def test_of_joined_pairs_the_later_replaces_the_earlier_in_its_place(common, own):
+def test_later_pair_replaces_earlier(common, own):
     found = joined(common, own)
     names = [name for name, _ in [*common, *own]]
     assert [name for name, _ in found] == sorted(set(names), key=names.index)
     assert all([value for key, value in [*common, *own] if key == name][-1] == value for name, value in found)
 
 
-def test_rows_say_where_an_option_is_given_what_its_default_means_and_hold_what_they_are_made_of():
+def test_option_rows_are_consistent():
     for opt in OPTS:
         key, text = f"slm_{opt.name}", opt.default_text
         assert (opt.key, opt.variable) == (key, key.upper()) and opt.help and opt.group
@@ -183,6 +183,6 @@ def test_rows_say_where_an_option_is_given_what_its_default_means_and_hold_what_
     ({"endpoint": "http://h"}, "remote", False), *(({"simulate": True, "ray": ray}, "simulated", here)
     for ray, here in (("local", True), ("local:2", True), ("auto", False), ("h:1", False))),
 ], ids=range(8))  # fmt: skip
-def test_a_mode_is_a_platform_and_ray_on_this_host_no_cluster(given, platform, on_all_gpus):
+def test_mode_determines_platform(given, platform, on_all_gpus):
     options = read_options(given, {}, {})
     assert (options.platform, options.on_all_gpus) == (platform, on_all_gpus)

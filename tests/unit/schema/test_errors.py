@@ -25,7 +25,7 @@ PLACES = {"nothing": (None, None), "file": (None, None), "link": (errno.ELOOP, N
           "device": (errno.ELOOP, None)}  # fmt: skip
 
 
-def test_an_error_is_its_problem_and_its_hint_obeys_nothing_and_installs_packages_by_their_own_names():
+def test_error_shows_problem_with_hint():
     error, bare = SlmError("a\n::error::it said \x1b[2J", "not \x07"), SlmError("a")
     assert (error.problem, error.hint) == (r"a\n::error::it said \x1b[2J", r"not \x07")
     assert str(SlmError("a", "Use b.")) == "a\n  Use b."
@@ -40,7 +40,7 @@ def test_an_error_is_its_problem_and_its_hint_obeys_nothing_and_installs_package
 @pytest.mark.parametrize(("kind", "only", "problem"), [
     (DeviceBusy, BadUsage, "engine 2: a"), (BadArchive, SlmError, "engine 2: a"), (BadArchive, BadUsage, "a"),
 ])  # fmt: skip
-def test_an_error_is_raised_again_with_a_name_before_it(kind, only, problem):
+def test_error_is_prefixed_with_name(kind, only, problem):
     with refused(kind=kind, hint="wait") as caught, errors.naming("engine 2", only):
         raise kind("a", "wait")
     assert caught.value.problem == problem
@@ -52,7 +52,7 @@ def test_an_error_is_raised_again_with_a_name_before_it(kind, only, problem):
     ("-o slm_accept_truncated=1, to go on", "--accept-truncated=1, to go on"),
     ("nothing of ours", "nothing of ours"),
 ])  # fmt: skip
-def test_a_command_names_its_own_options(hint, said):
+def test_command_hint_uses_its_options(hint, said):
     others = (BadUsage, (BadUsage,), {}, said.replace("--out", "--records")), (BadArchive, (BadUsage,), {}, hint)
     for raised, taken, told, expected in ((BadUsage, (BadArchive, BadUsage), {"records": "--out"}, said), *others):
         with pytest.raises(raised) as caught, errors.of_a_command(*taken, **told):
@@ -60,7 +60,7 @@ def test_a_command_names_its_own_options(hint, said):
         assert (caught.value.problem, caught.value.hint) == ("p", expected)
 
 
-def test_only_files_are_read_nothing_is_waited_for_and_one_larger_than_the_memory_is_an_error(tmp_path, monkeypatch):
+def test_content_reads_only_files(tmp_path, monkeypatch):
     path, pipe = tmp_path / "a", tmp_path / "pipe"
     path.write_bytes(b"\0abc")
     assert errors.content(path) == b"\0abc"
@@ -84,7 +84,7 @@ def test_only_files_are_read_nothing_is_waited_for_and_one_larger_than_the_memor
         assert caught.value.strerror
 
 
-def test_files_are_made_for_everybody_and_one_that_is_named_and_grows_may_be_a_link(tmp_path):
+def test_new_files_obey_umask(tmp_path):
     mask = os.umask(0)
     try:
         with open(tmp_path / "a", "wb", opener=errors.regular), open(tmp_path / "b", "wb", opener=errors.single):
@@ -107,7 +107,7 @@ def append(path: Path, text: str, opener=errors.single, mode="a") -> None:
 
 @pytest.mark.parametrize("mode", ["a", "w", "whole"])
 @pytest.mark.parametrize("kind", PLACES)
-def test_what_a_link_names_is_never_written_and_no_pipe_is_waited_for(tmp_path, kind, mode):
+def test_write_never_follows_links(tmp_path, kind, mode):
     victim, path, wrong = tmp_path / "victim", tmp_path / "a", PLACES[kind][mode == "whole"]
     victim.write_text("PRECIOUS", "utf-8")
     more = {"file": lambda path, _: path.write_text("old "), "device": lambda path, _: path.symlink_to("/dev/null")}
@@ -124,7 +124,7 @@ def test_what_a_link_names_is_never_written_and_no_pipe_is_waited_for(tmp_path, 
     assert victim.read_text("utf-8") == "PRECIOUS" and {each.name for each in tmp_path.iterdir()} == names
 
 
-def test_two_who_write_one_file_never_mix_and_one_that_cannot_be_written_to_its_end_stays(tmp_path):
+def test_concurrent_writes_never_mix(tmp_path):
     path, texts = tmp_path / "a", [letter * 300_000 for letter in "abcd"]
     path.write_text(texts[0])
     seen = set()
@@ -147,7 +147,7 @@ def test_two_who_write_one_file_never_mix_and_one_that_cannot_be_written_to_its_
     assert path.read_text() == "old" and [*tmp_path.iterdir()] == [path]
 
 
-def test_a_lock_is_shared_only_if_both_say_so_and_no_file_or_cache_has_an_odd_name(tmp_path, monkeypatch):
+def test_lock_sharing_needs_both_sides(tmp_path, monkeypatch):
     for first, second in product((False, True), repeat=2):
         path = tmp_path / "lock"
         with path.open("w") as one, path.open() as other:
@@ -179,7 +179,7 @@ def hints_of(source: str) -> Iterator[str]:
                 yield "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in parts)
 
 
-def test_each_hint_is_a_sentence_or_a_command():
+def test_hints_are_sentences_or_commands():
     sources = [path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "other_gpu.py"]
     found = list(chain.from_iterable(map(hints_of, sources)))
     assert len(found) > 200

@@ -30,7 +30,7 @@ def with_extra(spec: EngineSpec = OPT, **extra: object) -> EngineSpec:
 FP8, SERVED = with_extra(PLAIN, quantization="fp8"), with_extra(**Adapters(4, 8).arguments({}))
 
 
-def test_blocks_are_those_that_an_engine_logged_or_reports_before_defaults_and_what_was_asked_for():
+def test_reported_kv_blocks_override_defaults():
     """arXiv:2503.08311's OPT-1.3B: 54.41 GiB of KV cache, 18,573 blocks of 16 tokens (the log rounds the GiB)."""
     spec = EngineSpec("opt-1.3b", kv_cache_bytes=int(54.41 * GIB))
     assert abs(predicted_blocks(spec) - 18_573) <= 2
@@ -72,7 +72,7 @@ def test_blocks_are_those_that_an_engine_logged_or_reports_before_defaults_and_w
     (replace(OPT, platform="remote", interface="endpoint", url="http://h/v1"), None),
     (replace(OPT, dtype="auto"), None), (UNKNOWN, None),
 ])  # fmt: skip
-def test_blocks_predicted_from_shapes(spec, blocks):
+def test_kv_blocks_follow_model_shape(spec, blocks):
     assert predicted_blocks(spec) == blocks
 
 
@@ -80,7 +80,7 @@ def test_blocks_predicted_from_shapes(spec, blocks):
     st.integers(1, 2**40), st.sampled_from([16, 32, 128]), st.sampled_from(["opt-125m", "qwen3-0.6b", "gemma-3-1b"]),
     st.integers(1, 10_000), st.integers(1, 4096),
 )  # fmt: skip
-def test_predicted_blocks_fill_the_bytes_and_requests_the_blocks_but_one(size, block, model, held, longest):
+def test_predicted_blocks_fill_kv_cache(size, block, model, held, longest):
     spec = with_extra(EngineSpec(model, kv_cache_bytes=size), block_size=block)
     each, blocks = block * CATALOGUE[model].kv_bytes_per_token(2), predicted_blocks(spec)
     assert blocks * each <= size < (blocks + 1) * each
@@ -96,12 +96,12 @@ def test_predicted_blocks_fill_the_bytes_and_requests_the_blocks_but_one(size, b
     ((None, 512), 32, 48 + 37), ((None, 513), 32, 48 + 37), ((None, 514), 32, 48 + 38), ((None, 0), 32, 48 + 2),
     ((), 32, 0),
 ])  # fmt: skip
-def test_blocks_of_a_request_over_groups_of_layers(windows, step_tokens, blocks):
+def test_request_blocks_cover_layer_groups(windows, step_tokens, blocks):
     spec = EngineSpec("opt-125m", max_num_batched_tokens=step_tokens)
     assert kv_cache.request_blocks(spec, windows, 16, 768) == blocks
 
 
-def test_a_model_whose_layers_slide_shares_its_blocks_among_groups_and_others_only_the_engine_knows():
+def test_sliding_layer_groups_share_blocks():
     """As vLLM groups the 26 layers of Gemma 3 1B: 7 groups of 4."""
     spec = EngineSpec("gemma-3-1b", dtype="bfloat16", kv_cache_bytes=GIB, max_num_batched_tokens=2048)
     assert predicted_blocks(spec) == GIB // (16 * 4 * 1024) == 16_384
@@ -119,7 +119,7 @@ def test_a_model_whose_layers_slide_shares_its_blocks_among_groups_and_others_on
 @example(10, 0.5, GIB - 1)
 @example(10, 0.5, GIB)
 @given(st.integers(1, 80), st.floats(0.05, 1), st.integers(0, 80 * GIB))
-def test_the_cache_has_the_share_less_weights_and_four_gib(gib, share, weights):
+def test_kv_budget_excludes_weights(gib, share, weights):
     left = int(gib * GIB * share) - weights - 4 * GIB
     if left > 0:
         assert kv_cache.kv_budget_bytes(gib * GIB, share, weights) == left
@@ -135,7 +135,7 @@ def test_the_cache_has_the_share_less_weights_and_four_gib(gib, share, weights):
     *((text, None) for text in ("", "80", "80GB", "-1GiB", "0", "1e12", "nan", "9" * 40, "9" * 20, "0.99GiB",
                                 "16385GiB", "1073741824" + ".0" * 15)),
 ])  # fmt: skip
-def test_sizes_and_what_is_none(text, size):
+def test_memory_sizes_are_parsed(text, size):
     if size is not None:
         assert kv_cache.parse_memory(text) == size
     else:
@@ -158,7 +158,7 @@ def quantized(own: dict) -> Model:
     (replace(FP8, model_facts=replace(QWEN, parameters=None)), "fp8", None),
     (replace(PLAIN, model_facts=replace(QWEN, parameters=None)), None, None),
 ])  # fmt: skip
-def test_bytes_of_all_weights_if_somebody_counted_them(spec, method, weights):
+def test_weight_bytes_follow_quantization(spec, method, weights):
     assert (kv_cache.quantization_of(spec), weight_bytes(spec, 2)) == (method, weights)
 
 
@@ -174,7 +174,7 @@ def groups(*weights: dict) -> dict:
     ("compressed-tensors", groups({"num_bits": 8}, {}), None), ("compressed-tensors", {}, None), ("gptq", {}, None),
     ("mxfp4", {}, None),
 ])  # fmt: skip
-def test_bits_of_a_weight(method, own, bits):
+def test_weight_bits_follow_quantization_method(method, own, bits):
     model = quantized({"quant_method": method.removesuffix("_marlin"), **own})
     found = weight_bytes(with_extra(EngineSpec("mine", model_facts=model), quantization=method), 0)
     assert found == (None if bits is None else int((model.parameters - model.lm_head) * bits / 8))
@@ -188,7 +188,7 @@ def test_bits_of_a_weight(method, own, bits):
     ({"quant_method": "modelopt", "kv_cache_scheme": {"num_bits": 4, "type": "float"}}, None),
     ({"quant_method": "fp8", "kv_cache_scheme": "static"}, 2),
 ])  # fmt: skip
-def test_the_cache_that_a_checkpoint_asks_for(own, each):
+def test_checkpoint_sets_kv_cache_dtype(own, each):
     """As `resolve_kv_cache_dtype_string` and `Attention` of vLLM have it."""
     spec = EngineSpec("mine", dtype="bfloat16", model_facts=quantized(own))
     assert kv_layout(spec).value_bytes == each
@@ -201,7 +201,7 @@ def test_the_cache_that_a_checkpoint_asks_for(own, each):
     ("gptq_marlin", {}, ("gptq_marlin",)), ("a-method-of-tomorrow", {}, None),
     ("", AWQ, None),
 ])  # fmt: skip
-def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
+def test_unavailable_quantization_method_is_refused(asked, own, facts):
     spec = with_extra(EngineSpec("mine", model_facts=quantized(own)), **({"quantization": asked} if asked else {}))
     if facts is None:
         assert kv_cache.check_quantization(spec) is None
@@ -227,7 +227,7 @@ def test_a_method_that_the_model_does_not_have_is_refused(asked, own, facts):
     ({"platform": "cpu", "speculative_config": NGRAM[:-1] + ', "rejection_sample_method": "synthetic"}'},
      ("synthetic",)),
 ])  # fmt: skip
-def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(arguments, facts):
+def test_impossible_engine_arguments_are_refused(arguments, facts):
     own = {name: arguments[name] for name in ("interface", "platform") if name in arguments}
     spec = EngineSpec("opt-125m", max_num_seqs=1024, max_num_batched_tokens=8192, **own)
     spec = with_extra(spec, **{name: value for name, value in arguments.items() if name not in own})
@@ -243,14 +243,14 @@ def test_arguments_that_no_engine_can_have_or_that_no_step_can_tell_are_refused(
     (NGRAM, "dummy", True, False), (NGRAM, "auto", False, False),
     ('{"model": "opt-tiny", "num_speculative_tokens": 3}', "dummy", True, True),
 ])  # fmt: skip
-def test_what_made_weights_accept_says_nothing_of_real_text(config, load_format, made_up, weights):
+def test_dummy_weight_acceptance_is_noted(config, load_format, made_up, weights):
     spec = EngineSpec("opt-125m", load_format=load_format, extra=(("speculative_config", config),))
     note = kv_cache.made_up_acceptance(spec)
     assert "nothing of real text" in note if made_up else note is None
     assert kv_cache.has_draft_weights(spec) is weights
 
 
-def test_slots_of_adapters_are_those_that_an_engine_made_and_leave_the_kv_cache():
+def test_adapter_slots_reduce_kv_cache():
     """vLLM 0.32 on a CPU, three slots of rank 8: 221,184 bytes of opt-tiny, and of a Llama its tables too."""
     spec = with_extra(EngineSpec("opt-tiny"), enable_lora=True, max_loras=3, max_lora_rank=8)
     assert kv_cache.adapter_bytes(spec) == 221_184
@@ -286,7 +286,7 @@ def test_slots_of_adapters_are_those_that_an_engine_made_and_leave_the_kv_cache(
     (with_extra(SERVED, **{**SERVED.arguments, "max_cpu_loras": 3}), "max_cpu_loras=4"),
     (replace(SERVED, interface="server", extra=(*SERVED.extra, ("api_server_count", 2))), "api_server_count=1"),
 ])  # fmt: skip
-def test_an_engine_that_does_not_serve_adapters_says_so_before_it_starts_and_wider_slots_serve_more(spec, word):
+def test_unsupported_adapters_are_refused(spec, word):
     with refused(hint=word):
         kv_cache.check_adapters(spec, Adapters(4, 8))
     wider = with_extra(SERVED, **{**SERVED.arguments, "max_lora_rank": 16})
@@ -299,7 +299,7 @@ def test_an_engine_that_does_not_serve_adapters_says_so_before_it_starts_and_wid
     ({"synthetic_acceptance_rates": "many"}, "acceptance"), ({}, "acceptance"),  # which vLLM refuses
 ])  # fmt: skip
 @pytest.mark.parametrize("load_format", ["dummy", "auto"])
-def test_an_acceptance_that_was_asked_for_is_told_whatever_the_weights_are(asked, told, load_format):
+def test_synthetic_acceptance_is_noted(asked, told, load_format):
     config = json.dumps({"method": "ngram", "rejection_sample_method": "synthetic", **asked})
     spec = EngineSpec("opt-125m", load_format=load_format, extra=(("speculative_config", config),))
     note = kv_cache.made_up_acceptance(spec)

@@ -49,20 +49,20 @@ def llama(**entries: object) -> Model:
 
 @pytest.mark.parametrize("value", [0, -1, 1 << 31, 1.5, float("inf"), float("nan"), "12", True, [12], {}], ids=str)
 @pytest.mark.parametrize("name", sorted(models.MOST))
-def test_a_number_that_no_model_has_is_wrong_usage(name, value):
+def test_impossible_model_size_is_refused(name, value):
     with refused("x: ", name, hint="decoder-only"):
         llama(**{name: value})
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 31, 1.5, float("inf"), float("nan"), "text", True, [12], {"a": 1}], ids=str)
 @pytest.mark.parametrize("name", sorted(models.MOST_IF_ANY))
-def test_so_is_one_that_a_model_need_not_have(name, value):
+def test_impossible_optional_size_is_refused(name, value):
     with refused("x: ", "config.json", f"'{name}'", hint="decoder-only"):
         llama(**{**dict.fromkeys(models.MOST_IF_ANY, None), name: value})
     assert llama(**{name: 0}) == llama(**{name: None})
 
 
-def test_heads_are_no_wider_than_layers_and_tell_what_a_model_can_be_asked_for_or_that_it_has_a_state():
+def test_architecture_determines_request_kinds():
     with refused("x: ", "'hidden_size'", "1", "9 heads"):
         llama(hidden_size=1)
     for bits in (-4, 65, 1e308, float("inf"), float("nan")):
@@ -87,7 +87,7 @@ def test_heads_are_no_wider_than_layers_and_tell_what_a_model_can_be_asked_for_o
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_a_common_decoder_or_encoder_is_counted_to_the_digit(name):
+def test_parameter_count_matches_published_count(name):
     """By what was published, or Transformers counts."""
     model = models.MODELS[name]
     assert models.count_parameters(model["config"]) == model["parameters"]
@@ -96,7 +96,7 @@ def test_a_common_decoder_or_encoder_is_counted_to_the_digit(name):
     assert models.count_parameters({**model["config"], **unread}) == model["parameters"]
 
 
-def test_biases_are_counted_and_many_families():
+def test_parameter_count_includes_biases():
     plain = {**models.MODELS["llama-tiny"]["config"], "attention_bias": False}
     wide, inner, layers = (plain[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     keys = wide // plain["num_attention_heads"] * plain["num_key_value_heads"]
@@ -109,7 +109,7 @@ def test_biases_are_counted_and_many_families():
 
 
 @pytest.mark.parametrize("name", KV_BYTES)
-def test_kv_bytes_of_a_token(name):
+def test_kv_bytes_match_published_models(name):
     shape = CATALOGUE[name]
     assert shape.kv_bytes_per_token() == KV_BYTES[name] == shape.kv_bytes_per_token(1) * 2
     assert shape.kv_read_bytes(100) == 100 * KV_BYTES[name], "all of it is read where all layers look back at all"
@@ -118,7 +118,7 @@ def test_kv_bytes_of_a_token(name):
     assert shape.attention_width(9) == shape.heads * shape.head_size * shape.layers
 
 
-def test_layers_that_slide_are_grouped_and_read_no_more_than_their_window_if_anybody_but_engines_knows():
+def test_sliding_layers_read_their_window():
     """The groups are those that vLLM 0.32 makes of each."""
     for name, layers, sliding, window in (("270m", 3, 5, 512), ("1b", 4, 6, 512), ("4b-text", 5, 6, 1024)):
         shape = CATALOGUE[f"gemma-3-{name}"]
@@ -151,12 +151,12 @@ def test_layers_that_slide_are_grouped_and_read_no_more_than_their_window_if_any
     ({"layer_types": ["full_attention"] * 29 + ["mamba"]}, None),
     ({"layer_types": ["full_attention"] * 29 + ["chunked_attention"]}, None),
 ])  # fmt: skip
-def test_windows_by_the_configuration_if_it_is_clear(entries, windows):
+def test_configuration_determines_attention_windows(entries, windows):
     shape = llama(**entries)
     assert (shape.windows and {*shape.windows}) == windows and (shape.kv_bytes_per_token() is None) is (windows is None)
 
 
-def test_every_entry_reaches_its_field_and_what_is_silent_is_completed_or_the_usual():
+def test_configuration_entries_fill_model_fields():
     bare = {"architectures": ["LlamaForCausalLM"], "vocab_size": 100}
     with refused("bare", hint="decoder-only"):
         model_from_config("bare", bare)
@@ -195,7 +195,7 @@ def test_every_entry_reaches_its_field_and_what_is_silent_is_completed_or_the_us
         {"num_hidden_layers": 24.0, "num_attention_heads": 16})),  # no positions, as with ALiBi: vLLM's own default
     *(({**{name: size for name, size in LLAMA.items() if name not in USUAL}, **words}, LLAMA) for words in OLDER),
 ], ids=range(6))  # fmt: skip
-def test_older_words_and_no_positions_mean_the_usual(entries, usual):
+def test_older_configuration_names_are_read(entries, usual):
     assert model_from_config("x", entries) == model_from_config("x", usual)
     assert llama(**dict.fromkeys([word for words in OLDER for word in words], 1)) == llama(), "which go before them"
 
@@ -204,7 +204,7 @@ def test_older_words_and_no_positions_mean_the_usual(entries, usual):
     *((name, None) for name in sorted(LLAMA.keys() - {"num_key_value_heads", "intermediate_size", POSITIONS})),
     ("architectures", []), ("num_attention_heads", "many"), ("vocab_size", "many"),
 ])  # fmt: skip
-def test_a_missing_or_unusable_entry_is_wrong_usage(broken):
+def test_missing_configuration_entry_is_refused(broken):
     name, value = broken
     entries = {**LLAMA, name: value}
     with refused("x: ", hint="decoder-only"):
@@ -215,7 +215,7 @@ def test_a_missing_or_unusable_entry_is_wrong_usage(broken):
 
 
 @pytest.mark.parametrize(("name", "tied"), [("gemma-3-270m", True), ("opt-125m", True), ("llama-7b", False)])
-def test_embeddings_of_a_configuration_that_does_not_tell_and_such_as_are_narrower_than_the_layers(name, tied):
+def test_embedding_tying_follows_architecture(name, tied):
     """As Transformers writes those of Gemma and OPT."""
     untold = {entry: value for entry, value in CATALOGUE[name].config if entry != "tie_word_embeddings"}
     shape = model_from_config("mine", untold)
@@ -256,11 +256,11 @@ def inputs(*activations: object) -> dict[str, object]:
     (inputs(FLOAT8), Quantization("x", fp8_inputs=True)), (inputs({"num_bits": 8}), Quantization("x")),
     (inputs({"type": "float"}), Quantization("x")), (inputs({}, FLOAT8), Quantization("x", fp8_inputs=True)),
 ])  # fmt: skip
-def test_the_quantization_that_a_configuration_tells(own, found):
+def test_quantization_is_read_from_configuration(own, found):
     assert llama(quantization_config=own).quantization == found
 
 
-def test_kv_heads_are_divided_evenly_or_with_fewer_than_gpus_some_are_held_twice():
+def test_scarce_kv_heads_are_duplicated():
     for gpus in (1, 2, 4, 8):
         for name, heads in (("opt-125m", 12), ("opt-13b", 40), ("qwen2.5-3b", 2)):
             shape, held = CATALOGUE[name], max(1, gpus // heads)
@@ -270,7 +270,7 @@ def test_kv_heads_are_divided_evenly_or_with_fewer_than_gpus_some_are_held_twice
 
 
 @given(st.integers(1, 64), st.integers(1, 16), st.none() | st.integers(1, 64), st.integers(1, 16))
-def test_gpus_divide_heads_and_columns_evenly_or_share_kv_heads_or_it_is_said_why_not(heads, kv_heads, wide, gpus):
+def test_uneven_gpu_split_is_explained(heads, kv_heads, wide, gpus):
     shape = replace(CATALOGUE["opt-125m"], heads=heads, kv_heads=kv_heads, feed_forward=wide)
     even = heads % gpus == 0 and (wide is None or wide % gpus == 0) and (kv_heads % gpus == 0 or gpus % kv_heads == 0)
     assert (shape.indivisible(gpus) is None) is even
@@ -287,6 +287,6 @@ def test_gpus_divide_heads_and_columns_evenly_or_share_kv_heads_or_it_is_said_wh
     ("./opt-1.3b", None, "./opt-1.3b", "opt-1.3b"),  # a folder
     ("opt-1.3b/", None, "opt-1.3b/", "opt-1.3b"), ("/a/b/Mine//", None, "/a/b/Mine//", "mine"),
 ])  # fmt: skip
-def test_a_model_is_known_by_its_name_or_that_of_the_hub(model, catalogue, hub, short):
+def test_model_names_are_resolved(model, catalogue, hub, short):
     names = models.catalogue_name(model), models.hub_name(model), models.short_name(model)
     assert names == (catalogue, hub, short)

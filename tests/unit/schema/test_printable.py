@@ -29,12 +29,12 @@ ENCODED = [
     ("\u2028\ud800", r"\u2028\ud800"), ("naïve 模型 ±3%\n\tnext", "naïve 模型 ±3%\n\tnext"),
     ("non-breaking\u00a0space", "non-breaking\u00a0space"),
 ])  # fmt: skip
-def test_control_characters_are_written_out(text, shown):
+def test_control_characters_are_escaped(text, shown):
     assert printable(text) == printable_value(text) == shown
 
 
 @given(st.text(), st.sampled_from(["", "\n\t", "\x1b"]))
-def test_only_what_a_terminal_obeys_is_changed_and_none_of_it_is_left_in_a_text_or_a_value(text, layout):
+def test_printable_changes_only_control_characters(text, layout):
     shown = printable(text, layout)
     obeyed = [c for c in text if category(c) in OBEYED and c not in layout]
     assert not [c for c in shown if category(c) in OBEYED and c not in layout]
@@ -46,14 +46,14 @@ def test_only_what_a_terminal_obeys_is_changed_and_none_of_it_is_left_in_a_text_
 
 
 @given(st.text(st.characters(min_codepoint=32, exclude_categories=["Cs"]), min_size=4, max_size=12))
-def test_any_key_is_hidden_and_what_stands_around_it_stays(key):
+def test_random_key_is_hidden(key):
     for form in (key, quote(key, ""), json.dumps(key)[1:-1], html.escape(key), key.encode().hex()):
         assert hidden(f"\x00\x01{form}\x01", [key]) == f"\x00\x01{HIDDEN}\x01"
 
 
 @pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode])
 @pytest.mark.parametrize("key", [KEY, "k?~ÿ", "four", "fives", "sixsix"])
-def test_a_key_is_hidden_in_base64_wherever_it_stands(encode, key):
+def test_base64_key_is_hidden(encode, key):
     for before, after in product(["", "x", "Bearer ", "user:", "ab", "abcd"], ["", "x", "yz"]):
         sent = encode(f"{before}{key}{after}".encode()).decode()
         begins, ends = 8 * len(before.encode()), 8 * len((before + key).encode())  # bits, of which a digit has six
@@ -70,5 +70,5 @@ def test_a_key_is_hidden_in_base64_wherever_it_stands(encode, key):
     ("first and other", ["first", "other"], f"{HIDDEN} and {HIDDEN}"),
     ("<abc&amp;>", ["abc&"], f"<{HIDDEN}>"),  # of the last character nothing is left
 ])  # fmt: skip
-def test_each_key_is_hidden_in_every_form_and_texts_without_one_stay(text, keys, shown):
+def test_every_key_encoding_is_hidden(text, keys, shown):
     assert hidden(text, keys) == shown

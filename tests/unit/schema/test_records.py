@@ -20,7 +20,7 @@ KIND = {"platform", "gpu_name", "gpu_memory_bytes", "driver", "vllm", "torch", "
 
 
 @pytest.mark.parametrize("field", [field for field, value in vars(HERE).items() if value is not None])
-def test_only_what_can_move_a_number_has_to_match_and_of_an_endpoint_its_address(field):
+def test_environment_key_ignores_irrelevant_fields(field):
     value = getattr(HERE, field)
     other = value + 1 if isinstance(value, int) else "else"
     far = replace(HERE, platform="remote")
@@ -36,19 +36,19 @@ def test_only_what_can_move_a_number_has_to_match_and_of_an_endpoint_its_address
     (replace(HERE, platform="remote"), "http://h/", "--slm-endpoint=http://h/"),
     (Environment("remote"), "endpoint", "--slm-endpoint=None"), (Environment(), "unknown GPU", "--slm-endpoint=None"),
 ])  # fmt: skip
-def test_a_place_is_told_and_measured_again_by_its_platform(environment, title, mode):
+def test_environment_title_follows_platform(environment, title, mode):
     assert title in environment.title and environment.mode == mode
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
-def test_an_engine_on_several_gpus_has_their_cores(gpus, others, each):
+def test_environment_scales_cores_with_gpus(gpus, others, each):
     part = replace(HERE, cores=gpus * each, of_gpus=gpus)
     assert (part.on(others).cores, part.on(others).of_gpus) == (others * each, others)
     assert part.per_gpu_key == replace(HERE, cores=others * each, of_gpus=others).per_gpu_key
     assert HERE.on(others) is HERE and replace(part, cores=None).on(2).cores is None
 
 
-def test_differences_name_what_is_not_equal_and_keys_are_of_engine_requests_load_place_and_set():
+def test_measurement_keys_separate_cases():
     one, other = {"a": 1, "b": None, "c": 3}, {"a": 1, "c": 4, "b": 2, "d": 5}
     told = ["b not known there, 2 here", "c 3 there, 4 here", "d not set there, 5 here"]
     assert records.differences(one, other) == told and records.differences(one, dict(one)) == []
@@ -80,21 +80,21 @@ def test_differences_name_what_is_not_equal_and_keys_are_of_engine_requests_load
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.sampled_from(["", "rc1+cu130", ".dev1", "+c", "-x"]))
-def test_a_release_is_its_leading_numbers(numbers, rest):
+def test_release_is_leading_numbers(numbers, rest):
     text = ".".join(map(str, numbers)) + rest
     assert records.release(text) == records.release(f"v{text}") == tuple(numbers)
     assert records.release(f"x{text}") == records.release("") == ()
 
 
 @given(st.datetimes(min_value=datetime(1970, 1, 2), max_value=datetime(2100, 1, 1)), st.integers(-720, 720))
-def test_a_moment_is_of_utc_where_it_does_not_say(at, minutes):
+def test_moment_defaults_to_utc(at, minutes):
     assert records.moment(at.isoformat()) == at.replace(tzinfo=UTC)
     zone = timezone(timedelta(minutes=minutes))
     assert records.moment(at.replace(tzinfo=zone).isoformat()) == at.replace(tzinfo=UTC) - timedelta(minutes=minutes)
 
 
 @given(st.dictionaries(NAMES, st.integers(), max_size=3))
-def test_rows_are_counted_hosts_told_apart_and_entries_without_a_field_left_out(more):
+def test_record_tables_count_rows(more):
     assert len(M.run.samples) == len(M.run.samples.request) and len(M.run.steps) == len(M.run.steps.time_s)
     assert len(records.Failures((1, 2), (0.0, 1.0), (1.0, 2.0), ("a", "b"))) == 2
     assert len(records.Telemetry((), 1.0, (1.0, 2.0, 3.0), (None,) * 3, {})) == 3

@@ -54,7 +54,7 @@ KEPT_BACK = """
 HUB = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_TOKEN"]
 
 
-def test_secrets_are_found_by_name_and_value_and_not_repeated_and_a_hundred_ordinary_values_are_none():
+def test_only_secrets_are_detected():
     assert [name for name in [*SECRETS, *OTHERS] if is_secret_name(name)] == SECRETS
     assert [name for name in texts.SECRET_NAMES if not is_secret_name(name)] == []
     assert [key for key in KEYS if secret_in(f'{{"a": "{key}"}}', named=False)] == KEYS
@@ -79,7 +79,7 @@ def test_secrets_are_found_by_name_and_value_and_not_repeated_and_a_hundred_ordi
     st.sampled_from(SECRET_VALUES), st.sampled_from(["", "a=", "x y ", '["', "--opt ", "(", "/"]),
     st.sampled_from(["", " ", '"]', ")", "\n"]), st.integers(0, 3), st.booleans(),
 )  # fmt: skip
-def test_a_key_is_found_wherever_it_stands_and_however_often_it_was_encoded(value, before, after, times, as_json):
+def test_encoded_key_is_detected(value, before, after, times, as_json):
     text = before + value + after
     for _ in range(times):
         text = quote(text, "")
@@ -88,14 +88,14 @@ def test_a_key_is_found_wherever_it_stands_and_however_often_it_was_encoded(valu
 
 
 @given(DEEP, st.text())
-def test_a_secret_is_found_however_deep_it_is_in_json_and_any_text_is_read(around, text):
+def test_nested_json_secret_is_detected(around, text):
     secret_in(text), secret_in_url(text), seems_drawn(text), unquoted(text)
     for hidden in ({"aws_secret_access_key": "hunter2"}, [f"hf_{KEY}"], {"x": json.dumps({"api_key": "hunter2"})}):
         told = secret_in(f"a={json.dumps([around, hidden])}")
         assert told and not repeats(told)
 
 
-def test_long_texts_are_read_in_no_time():
+def test_long_text_is_scanned_quickly():
     for part in ("a", "-a", "[", '{"', "%25", "--a ", "://"):
         text = part * (120_000 // len(part))
         secret_in(f"x={text}"), seems_drawn(text)
@@ -103,18 +103,18 @@ def test_long_texts_are_read_in_no_time():
 
 @pytest.mark.parametrize("pattern", PATTERNS, ids=lambda each: each.pattern[:30])
 @given(data=st.data())
-def test_what_detect_secrets_knows_by_its_looks_is_found(pattern, data):
+def test_detect_secrets_patterns_are_found(pattern, data):
     assert secret_in(data.draw(st.from_regex(pattern, fullmatch=True, alphabet=SEEN)))
 
 
 @pytest.mark.parametrize("url", [*SECRET_URLS, *WRONG_URLS])
-def test_a_url_with_a_secret_or_a_broken_line_is_refused_and_not_repeated(url):
+def test_url_with_secret_is_refused(url):
     with refused("URL") as caught:
         completed(url)
     assert not repeats(str(caught.value))
 
 
-def test_an_ordinary_url_is_taken_and_a_record_whose_url_only_seems_to_have_a_key_can_be_read():
+def test_ordinary_url_is_accepted():
     """Who measured there before must not lose it."""
     assert all(map(completed, ORDINARY_URLS))
     for url in ("http://h/v1/accounts/0123456789abcdef0123456789abcdef", f"http://h/{KEY}/v1"):
@@ -128,7 +128,7 @@ def test_an_ordinary_url_is_taken_and_a_record_whose_url_only_seems_to_have_a_ke
     ("env", (("A", "1"), ("HF_TOKEN", "hunter2"))), ("extra", (("hf_token", "hunter2"),)), ("model", f"gsk_{KEY}"),
     ("extra", (("a", ("b", f"hf_{KEY}")),)), ("env", (("A", f"Bearer {KEY}"),)), ("python", "https://me:hunter2@host/python"),
 ])  # fmt: skip
-def test_an_engine_with_a_secret_is_refused_by_the_field_that_has_it_and_one_without_is_taken(field, value):
+def test_engine_field_secret_is_refused(field, value):
     spec = EngineSpec("opt-125m", **({} if field == "model" else {field: value}))
     with refused(f"{field} of an engine", hint="HF_TOKEN") as caught:
         check_told(EngineSpec(value) if field == "model" else spec)
@@ -136,7 +136,7 @@ def test_an_engine_with_a_secret_is_refused_by_the_field_that_has_it_and_one_wit
     check_told(EngineSpec("opt-125m", env=(("A", "1"),), extra=(("hf_token", True), ("stop_token_ids", (1, 2)))))
 
 
-def test_what_engines_work_with_is_inherited_and_no_secret():
+def test_engine_environment_excludes_secrets():
     """A token of the Hub is for real weights alone."""
     inherited = dict.fromkeys([*WANTED, *KEPT_BACK, *HUB], "x")
     assert passed_on(inherited) == dict.fromkeys(WANTED, "x") | {"PYTHONSAFEPATH": "1"}

@@ -17,7 +17,7 @@ def step_of(number: int) -> Fraction:
 
 
 @given(st.sampled_from(NUMBERS), st.floats(-1e6, 1e6))
-def test_there_are_whole_steps_in_a_unit_and_a_rounded_value_is_the_nearest_multiple_and_stays(number, value):
+def test_sensor_values_round_to_resolution(number, value):
     inexact = [number for number in NUMBERS if Fraction(per_unit(number)) != 1 / step_of(number)]
     assert inexact == [number for number in SENSORS if SENSORS[number].resolution == 1e6]
     assert per_unit(sensors.SM_CLOCK) == 1e-6

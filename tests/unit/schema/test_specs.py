@@ -58,7 +58,7 @@ def with_extra(**extra: object) -> EngineSpec:
 
 
 @given(data=st.data())
-def test_the_key_changes_with_every_field_but_places_a_folders_configuration_and_an_endpoints_url(data):
+def test_engine_key_covers_every_setting(data):
     for name in (field.name for field in fields(EngineSpec) if field.name not in ("url", "model_facts")):
         default = getattr(PLAIN, name)
         usual = st.just(not default) if isinstance(default, bool) else st.integers(0, 2**40)
@@ -115,12 +115,12 @@ def test_the_key_changes_with_every_field_but_places_a_folders_configuration_and
       (("window_s", 0.0, "0.0 s"), ("settle_s", -1.0, "-1.0 s"), ("rate", math.inf, "at once"))),
     (A_WINDOW, {"settle_s": 2.0, "steps": ((1, 9), (1, 2.0))}, ("2 s",)),
 ])  # fmt: skip
-def test_what_cannot_be_asked_for(usual, changes, facts):
+def test_invalid_specification_is_refused(usual, changes, facts):
     with refused(*facts):
         replace(usual, **changes)
 
 
-def test_what_is_just_possible_is_taken():
+def test_specification_bounds_are_accepted():
     assert ClosedLoop(1, window_s=0.0, requests=8).requests == 8 and ClosedLoop(1, settle_lifetimes=0)
     assert EngineSpec("x", gpu_memory_utilization=1) and EngineSpec("x", platform="cpu", kv_cache_bytes=2 * GIB)
     assert WorkloadSpec(prompt_tokens=1, output_tokens=1, requests=1)
@@ -145,12 +145,12 @@ def test_what_is_just_possible_is_taken():
     *((lambda load=load: load.times, "job(") for load in (
         OpenLoop(rate=1, requests=2, schedule_s=(1.0,)), OpenLoop(rate=1, window_s=1.0))),
 ])  # fmt: skip
-def test_the_hint_is_a_value_that_can_be_asked_for(make, hint):
+def test_specification_error_suggests_valid_value(make, hint):
     with refused(hint=hint):
         make()
 
 
-def test_what_follows_from_an_engine_its_further_arguments_and_from_a_set_with_a_gpu_each():
+def test_engine_arguments_override_fields():
     """They are fields where there is one, and replace each other."""
     spec = PLAIN.with_arguments([("max_num_seqs", 8), ("a", 1), ("a", 2)]).with_arguments([("b", None), ("a", 3)])
     assert spec == replace(with_extra(a=3, b=None), max_num_seqs=8) and spec.arguments == {"a": 3, "b": None}
@@ -187,11 +187,11 @@ def test_what_follows_from_an_engine_its_further_arguments_and_from_a_set_with_a
     (1.5, ["--a-b", "1.5"]), ("x y", ["--a-b", "x y"]), ([1, "c"], ["--a-b", "1", "c"]), ((), ["--a-b"]),
     ({"k": [1]}, ["--a-b", '{"k": [1]}']),
 ])  # fmt: skip
-def test_an_argument_is_words_of_vllm_serve(value, words):
+def test_argument_becomes_vllm_serve_words(value, words):
     assert specs.command_words({"first": 7, "a_b": value, "last": "z"}) == ["--first", "7", *words, "--last", "z"]
 
 
-def test_fixed_lengths_need_no_trace_and_only_natural_prompts_of_a_file_by_vllms_rule_are_vllms():
+def test_fixed_lengths_drop_trace():
     for source, lengths, left in (
         ("trace-lengths", (5, 6), ("lengths", "")), ("trace-lengths", (None, None), ("trace-lengths", "p")),
         ("sharegpt", (5, 6), ("sharegpt", "p")),
@@ -207,7 +207,7 @@ def test_fixed_lengths_need_no_trace_and_only_natural_prompts_of_a_file_by_vllms
 
 
 @given(st.lists(st.builds(specs.Request, PROMPTS, st.integers(1, 9), NAMES), min_size=1), NAMES)
-def test_a_workload_is_known_by_its_requests_and_kept_by_their_means(requests, source):
+def test_workload_hash_identifies_requests(requests, source):
     made = specs.Workload(WorkloadSpec(), tuple(requests), source)
     prompts, outputs = [len(r.prompt) for r in requests], [r.output_tokens for r in requests]
     means, longest = map(pytest.approx, map(fmean, (prompts, outputs))), max(map(sum, zip(prompts, outputs)))
@@ -224,7 +224,7 @@ def convert(kind, value):
 
 
 @given(loads())
-def test_what_a_record_keeps_of_a_load_is_the_load(load):
+def test_load_facts_restore_load(load):
     facts = json.loads(json.dumps(specs.load_facts(load), allow_nan=False))
     assert specs.load_of(facts, convert) == load
     assert facts["kind"] == ("closed_loop" if isinstance(load, ClosedLoop) else "job" if load.requests else "open_loop")
@@ -235,14 +235,14 @@ def test_what_a_record_keeps_of_a_load_is_the_load(load):
 
 
 @given(st.floats(0, 0.999), st.integers(1, 3000))
-def test_what_is_shared_is_the_asked_part_of_a_prompt_that_keeps_ids_of_its_own(share, tokens):
+def test_shared_prefix_matches_asked_share(share, tokens):
     """An even number, so that with the next id it is no whole block of any even size."""
     shared, asked = WorkloadSpec(prefix_share=share).shared_of(tokens), share * tokens
     assert shared % 2 == 0 <= shared <= max(0, tokens - specs.OWN) and WorkloadSpec().shared_of(tokens) == 0
     assert abs(shared - asked) <= 1 or tokens - specs.OWN - 2 < shared or shared == 0
 
 
-def test_a_workload_without_a_share_or_adapters_is_kept_and_known_as_before_there_were_any():
+def test_old_workload_hashes_stay_valid():
     """The same requests with a share of 0 are others: they are new in each round."""
     requests = tuple(specs.Request((5, 6, 7), 2) for _ in range(2))
     asked = [WorkloadSpec(**given) for given in ({}, {"prefix_share": 0.0}, SHARED)]
@@ -266,7 +266,7 @@ def test_a_workload_without_a_share_or_adapters_is_kept_and_known_as_before_ther
     (OpenLoop(rate=2, window_s=3.0), WINDOW),
     (OpenLoop(rate=2, window_s=3.0, seed=4), {**WINDOW, "seed": 4}),
 ])  # fmt: skip
-def test_facts_of_a_load_are_those_that_its_kind_always_had_and_what_is_not_usual(load, facts):
+def test_load_facts_omit_defaults(load, facts):
     """Keys of records that are years old are hashes of them."""
     assert specs.load_facts(load) == facts and specs.load_of(facts, convert) == load
 
@@ -274,7 +274,7 @@ def test_facts_of_a_load_are_those_that_its_kind_always_had_and_what_is_not_usua
 @given(st.floats(0.1, 100), st.floats(0.1, 9), st.floats(0, 5))
 @example(4.0, 1.0, 1.0)
 @example(8.0, 1.0, 1.0)
-def test_a_closed_loop_takes_half_its_ramp_what_settles_and_its_window(lifetime_s, window_s, settle):
+def test_closed_loop_duration_is_predicted(lifetime_s, window_s, settle):
     load = ClosedLoop(8, window_s, settle)
     window = max(window_s, lifetime_s if lifetime_s < 5 else 5.0 if lifetime_s < 10 else lifetime_s / 2)
     assert load.duration_s(lifetime_s) == pytest.approx(lifetime_s / 2 + settle * lifetime_s + window)
@@ -292,12 +292,12 @@ def test_a_closed_loop_takes_half_its_ramp_what_settles_and_its_window(lifetime_
      "5 requests, 1/s, seed 0, burstiness 0.5, at most 6,400 concurrent requests"),
     (OpenLoop(rate=1, requests=5, burstiness=math.inf), "5 requests, 1/s, seed 0, at constant gaps"),
 ])  # fmt: skip
-def test_the_title_of_a_load_has_what_is_not_usual(load, title):
+def test_load_title_shows_unusual_settings(load, title):
     assert load.title == title
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(3, 9)), min_size=1, max_size=5), st.integers(0, 2))
-def test_windows_of_steps_follow_each_other_and_a_schedule_has_a_time_for_each_request(steps, settle_s):
+def test_step_windows_follow_each_other(steps, settle_s):
     load = OpenLoop(rate=1, window_s=1.0, settle_s=settle_s, steps=tuple(steps))
     ends = [*accumulate(seconds for _, seconds in steps)]
     begins = [end + settle_s for end in (0, *ends[:-1])]
@@ -307,7 +307,7 @@ def test_windows_of_steps_follow_each_other_and_a_schedule_has_a_time_for_each_r
     assert found == [((0.0, 0.0, 0.0), "ended"), ((0.0, 2.0), "ended"), ((0.5,), "sent")]
 
 
-def test_the_url_of_a_server_or_its_v1_is_completed():
+def test_server_url_is_completed():
     paths = dict.fromkeys(("", "/", "/v1", "/v1/", "/v1/completions/"), "/v1/completions")
     paths |= {"/v1/chat/completions": "/v1/chat/completions", "/generate": "/generate"}
     paths |= {"/gateway/v1?version=2": "/gateway/v1/completions?version=2"}
@@ -321,14 +321,14 @@ def test_the_url_of_a_server_or_its_v1_is_completed():
     ("http://127.0.0.1:9/v1/\u00e9", "may hold"), ("http://h/\x1b[2J", "may hold"), ("http://h/a b\u202e", "may hold"),
     ("http://h/sk-abcdefgh1234/v1", "it seems"), ("http://h/v1?a=sk-abcdefgh1234", "it seems"),
 ])  # fmt: skip
-def test_what_is_no_url_or_holds_credentials_is_refused_without_being_repeated(url, fact):
+def test_url_with_credentials_is_refused(url, fact):
     with refused(fact) as caught:
         specs.completed(url)
     assert not [part for part in ("word", "\x1b", "sk-") if part in str(caught.value)]
 
 
 @given(st.sampled_from(["key", "token", "X-API-Key", "password", "sig"]), st.sampled_from(["x1y2", ""]))
-def test_a_secret_parameter_is_named_and_its_value_is_not(name, value):
+def test_secret_url_parameter_is_named(name, value):
     for url in (f"http://h/v1?{name}={value}", f"http://h/v1?a=b&{name}={value}", f"http://h/v1#{name}={value}"):
         with refused(f"parameter {name}", hint="SLM_ENDPOINT_KEY") as caught:
             specs.check_url(url)
@@ -336,7 +336,7 @@ def test_a_secret_parameter_is_named_and_its_value_is_not(name, value):
     specs.check_url("https://h:8000/v1/completions?max_tokens=1#author")
 
 
-def test_structured_output_is_a_property_of_requests_and_free_text_is_kept_and_known_as_before():
+def test_response_format_changes_workload_hash():
     """A schema is known by what it says, however it is written."""
     given = ("", "json", '{"type": "object"}', '{"type":  "object"}', '{"type": "array"}')
     made = [specs.Workload(WorkloadSpec(response_format=each), (specs.Request((5, 6), 2),), "here") for each in given]
@@ -347,14 +347,14 @@ def test_structured_output_is_a_property_of_requests_and_free_text_is_kept_and_k
     assert [each.reference().each.partition("tokens")[2] for each in made[:2]] == ["", " of JSON"]
 
 
-def test_the_records_of_json_have_no_end_that_an_engine_comes_to():
+def test_json_schema_demands_long_output():
     schema = json.loads(WorkloadSpec(response_format="json").schema)
     shortest = {"name": "", "kind": "small", "count": 0, "done": True}
     assert schema["minItems"] == 1000 and [*shortest] == schema["items"]["required"] == [*schema["items"]["properties"]]
     assert len(json.dumps([shortest] * 1000, separators=(",", ":"))) > 48_000, "characters, of 3 to 4 in a token"
 
 
-def test_turns_and_think_times_are_kept_where_there_are_any_and_change_what_is_known():
+def test_turns_change_workload_facts():
     talks, plain = WorkloadSpec(turns=4, requests=10), WorkloadSpec(requests=10)
     assert specs.workload_facts(talks) == {**specs.workload_facts(plain), "turns": 4}
     assert (talks.longest, talks.whole, talks.finds_prefixes) == (4 * (512 + 256), 8, True)

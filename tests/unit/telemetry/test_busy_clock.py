@@ -102,7 +102,7 @@ LATE = st.dictionaries(st.integers(1, 200), st.floats(0, 0.07), max_size=40)
 
 
 @given(st.floats(0, TICK_S), WINDOWS, st.just({}) | LATE)
-def test_each_lap_has_the_busy_seconds_of_its_own_window_and_late_polls_make_none_wrong(clock_of, phase, windows, late):
+def test_lap_tells_its_busy_seconds(clock_of, phase, windows, late):
     gpu = FakeGpm(phase, late)
     clock = clock_of(gpu)
     for steps, rest_s, pause_s in windows:
@@ -116,7 +116,7 @@ def test_each_lap_has_the_busy_seconds_of_its_own_window_and_late_polls_make_non
 
 @pytest.mark.parametrize("late_s", [0.03, 0.06, 0.07])
 @pytest.mark.parametrize("seconds", [1.3, 8.0])
-def test_a_late_poll_is_made_good_at_the_mark_at_the_first_tick_and_anywhere(clock_of, late_s, seconds):
+def test_late_poll_is_corrected(clock_of, late_s, seconds):
     in_time = FakeGpm()
     clock_of(in_time)
     mark = in_time.polls
@@ -127,7 +127,7 @@ def test_a_late_poll_is_made_good_at_the_mark_at_the_first_tick_and_anywhere(clo
 
 
 @pytest.mark.parametrize("rest_s", [0.0, 0.5])  # 0.5: no kernel is seen after the lap's begin
-def test_a_gpu_that_does_not_idle_tells_nothing_for_two_laps_and_an_unused_one_is_waited_for_once(clock_of, rest_s):
+def test_busy_gpu_leaves_lap_unknown(clock_of, rest_s):
     gpu = FakeGpm()
     clock, began_s = clock_of(gpu), gpu.now
     gpu.kernels.append((gpu.now, gpu.now + IDLE_WITHIN_S + 0.5))
@@ -150,7 +150,7 @@ def test_a_gpu_that_does_not_idle_tells_nothing_for_two_laps_and_an_unused_one_i
 
 @pytest.mark.parametrize("function", ["sample", "between"])
 @pytest.mark.parametrize("later", [1, 2, 20])
-def test_an_error_tells_nothing_for_two_laps_and_leaves_no_sample(clock_of, function, later):
+def test_sampling_error_leaves_lap_unknown(clock_of, function, later):
     gpu = FakeGpm()
     clock = clock_of(gpu)
     gpu.fails_at = function, gpu.calls[function] + later
@@ -174,5 +174,5 @@ def test_an_error_tells_nothing_for_two_laps_and_leaves_no_sample(clock_of, func
     (0.37, [(1.0, 0.5), (1.1, 0.55 / 1.1), (1.2, 0.55 / 1.2)], False, None),
     (0.37, [(1.0, 0.5), (1.1, 0.5), (1.2, 0.5)], False, None),
 ])  # fmt: skip
-def test_a_tick_is_idle_if_the_share_falls_as_the_time_grows(since_s, ticks, exact, wanted):
+def test_falling_share_reveals_idle_tick(since_s, ticks, exact, wanted):
     assert busy_until_idle(since_s, ticks, exact) == (wanted and pytest.approx(wanted, abs=1e-9))

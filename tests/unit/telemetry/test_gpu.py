@@ -79,7 +79,7 @@ def numbers_in(missing) -> list[int]:
     return sorted(int(why.partition(":")[0]) for why in missing)
 
 
-def test_every_number_is_there_in_its_unit_by_few_calls_and_no_ratio_if_nobody_asked():
+def test_every_nvml_number_is_read():
     state = State(
         busy=0.9, sm=0.6, occupancy=0.2, tensor=0.15, dram=0.5, power_w=512.5, power_limit_w=650.0, sm_clock_mhz=1755,
         memory_clock_mhz=3201, temperature_c=61, memory_used_bytes=70 << 30, reasons=0x5, ecc_double_bit=3,
@@ -113,7 +113,7 @@ ratio = st.floats(0, 1)
 
 
 @given(ratio, ratio, ratio, ratio, st.floats(0, 1.4), st.floats(60, 700), st.floats(0.5, 1.5))
-def test_ratios_are_means_over_the_span_that_is_told(busy, sm, occupancy, tensor, dram, power_w, changed_s):
+def test_ratios_average_over_their_span(busy, sm, occupancy, tensor, dram, power_w, changed_s):
     gpu = gpu_of(State(busy, sm, occupancy, tensor, dram, power_w), (changed_s, {"sm": 1 - sm, "dram": 0.25}))
     *_, reading = readings(gpu, 0.0, 0.5, 1.0, 1.5)
     share = max(0.0, (changed_s - 1.0) / 0.5)
@@ -124,7 +124,7 @@ def test_ratios_are_means_over_the_span_that_is_told(busy, sm, occupancy, tensor
 
 
 @given(st.lists(st.floats(0, 0.35), min_size=1, max_size=60))
-def test_the_newest_sample_that_is_old_enough_is_the_baseline_and_older_ones_are_freed(gaps):
+def test_newest_usable_sample_is_baseline(gaps):
     times: list[float] = []
     with opened() as (gpu, source):
         for gap in gaps:
@@ -143,7 +143,7 @@ def test_the_newest_sample_that_is_old_enough_is_the_baseline_and_older_ones_are
     ("nvmlGpmMetricsGet", UNKNOWN, of.SM_ACTIVE, 0.5), ("nvmlGpmMetricsGet", BAD_ARGUMENT, of.SM_ACTIVE, 0.5),
     ("nvmlDeviceGetUtilizationRates", UNKNOWN, of.GPU_UTIL, 0.0),
 ])  # fmt: skip
-def test_what_fails_when_opened_for_a_reason_that_may_pass_works_later(function, code, number, then):
+def test_temporary_opening_failure_recovers(function, code, number, then):
     with opened(gpu_of(State(sm=0.5, refused={function: code}), (0.1, {"refused": {}}))) as (gpu, source):
         assert (source.name, source.unsupported) == ("nvml-gpm", {})
         first, _, last = (at(gpu, source, now_s).values[number] for now_s in (0.05, 0.5, 1.0))
@@ -186,7 +186,7 @@ LACKS = [
 
 
 @pytest.mark.parametrize(("gpu", "numbers"), LACKS, ids=range(len(LACKS)))
-def test_what_is_not_there_when_opened_is_never_in_a_reading_and_costs_no_other(gpu, numbers):
+def test_unsupported_numbers_stay_absent(gpu, numbers):
     ratios = not numbers >= PROFILED
     with opened(gpu) as (gpu, source):
         assert source.unsupported.keys() == numbers and all(source.unsupported.values())
@@ -214,7 +214,7 @@ FAILS += [({"gpm_nan": frozenset({2})}, {of.SM_ACTIVE})]
 
 
 @pytest.mark.parametrize(("fails", "numbers"), FAILS)
-def test_what_fails_later_is_none_with_a_reason_and_comes_back(fails, numbers):
+def test_later_reading_failure_recovers(fails, numbers):
     gpu = gpu_of(BUSY, (1.0, fails), (1.5, {key: {} for key in fails}))
     _, before, during, after = readings(gpu, 0.0, 0.5, 1.0, 1.5)
     assert {number for number, value in during.values.items() if value is None} == numbers
@@ -236,14 +236,14 @@ if hasattr(pynvml, "nvmlDeviceGetTemperatureV"):  # nvidia-ml-py 12.570 and late
 
 
 @pytest.mark.parametrize(("lacks", "number", "value"), INSTEAD)
-def test_another_field_or_function_for_the_same_number_is_taken(lacks, number, value):
+def test_alternative_nvml_source_is_used(lacks, number, value):
     with opened(FakeNvml(**{"first": State(temperature_c=55, reasons=4), **lacks})) as (gpu, source):
         assert source.unsupported == {} and at(gpu, source, 2.0).values[number] == value
 
 
 @pytest.mark.parametrize("early_s", [0.0, 0.01, 0.0499])
 @pytest.mark.parametrize("missing", [(), ("nvmlDeviceGetFieldValues",)])
-def test_counters_are_asked_seldom_unless_wanted_each_time_and_are_not_missing_between(early_s, missing):
+def test_counters_are_read_seldom(early_s, missing):
     with opened(FakeNvml(missing=frozenset(missing))) as (gpu, source):
         there = EVERYTHING - source.unsupported.keys()
         for step in range(9):
@@ -280,7 +280,7 @@ HISTORIES = {
 
 
 @pytest.mark.parametrize(("gpu", "planted"), HISTORIES.values(), ids=HISTORIES)
-def test_what_is_planted_is_read_when_it_is_so(gpu, planted):
+def test_readings_follow_gpu_history(gpu, planted):
     with opened(gpu) as (gpu, source):
         assert source.unsupported == {}
         for now_s, expected in planted.items():
@@ -300,7 +300,7 @@ def test_each_process_counts_once(compute, mps, count, foreign):
 
 
 @pytest.mark.parametrize("profile", [True, False])
-def test_a_lost_gpu_ends_it_and_closing_works_then_twice_and_beside_another_source(profile):
+def test_lost_gpu_ends_readings(profile):
     gpu = gpu_of(BUSY, (1.0, {"lost": True}))
     with opened(gpu, profile) as (gpu, source):
         assert at(gpu, source, 0.5).values[of.POWER] == 500.0
@@ -321,7 +321,7 @@ def test_a_lost_gpu_ends_it_and_closing_works_then_twice_and_beside_another_sour
     *((FakeNvml(State(refused={function: 15})), UUID, "GPU is lost", "nvidia-smi") for function in
       ("nvmlEventSetCreate", "nvmlGpmSampleGet", "nvmlGpmMetricsGet", "nvmlDeviceGetFieldValues")),
 ])  # fmt: skip
-def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, said, hint):
+def test_unreadable_gpu_leaves_nothing_open(gpu, uuid, said, hint):
     with installed(gpu):
         with refused(said, kind=SensorFailed, hint=hint):
             open_nvml(uuid, own_pids=set)
@@ -331,7 +331,7 @@ def test_a_gpu_that_cannot_be_read_leaves_nothing_open(gpu, uuid, said, hint):
 @pytest.mark.parametrize(("function", "code", "said"), [
     ("nvmlShutdown", UNKNOWN, "MIG"), ("nvmlInit", 12, "Shared Library Not Found"),
 ])  # fmt: skip
-def test_a_library_that_fails_says_the_first_thing_that_went_wrong(monkeypatch, function, code, said):
+def test_library_error_tells_first_cause(monkeypatch, function, code, said):
     with installed(FakeNvml(mig_mode=True)) as gpu:
         monkeypatch.setattr(pynvml, function, lambda: pynvml._nvmlCheckReturn(code))
         with refused(said, kind=SensorFailed):
@@ -339,7 +339,7 @@ def test_a_library_that_fails_says_the_first_thing_that_went_wrong(monkeypatch, 
 
 
 @pytest.mark.parametrize("module", [ModuleType("pynvml"), None])
-def test_a_binding_without_a_function_is_like_a_driver_without_and_no_binding_is_to_be_installed(monkeypatch, module):
+def test_missing_pynvml_function_is_tolerated(monkeypatch, module):
     monkeypatch.delattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons")
     monkeypatch.delattr(pynvml, "nvmlGpmQueryDeviceSupport")
     with opened(FakeNvml(State(reasons=8))) as (gpu, source):

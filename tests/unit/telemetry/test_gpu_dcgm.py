@@ -197,7 +197,7 @@ RAW = {
 }  # fmt: skip
 
 
-def test_each_unit_becomes_ours_and_a_release_without_a_field_says_so(engine):
+def test_dcgm_units_are_converted(engine):
     for number, (raw, _) in RAW.items():
         engine.on_progress(number, raw, SECOND)
     source = engine.open()
@@ -215,7 +215,7 @@ def test_each_unit_becomes_ours_and_a_release_without_a_field_says_so(engine):
 
 
 @pytest.mark.parametrize(("asked_s", "watched_us"), [(0.01, 100_000), (0.1, 100_000), (0.25, 250_000)])
-def test_our_gpu_alone_is_watched_and_never_more_often_than_is_valid(engine, asked_s, watched_us):
+def test_only_our_gpu_is_watched(engine, asked_s, watched_us):
     before = list(sys.path)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # as a constant does that was renamed
@@ -226,7 +226,7 @@ def test_our_gpu_alone_is_watched_and_never_more_often_than_is_valid(engine, ask
 
 
 @pytest.mark.parametrize("moves", [of.POWER, of.SM_ACTIVE])
-def test_each_value_is_given_once_by_its_own_stamp(engine, moves):
+def test_dcgm_value_is_given_once(engine, moves):
     for number in (of.POWER, of.SM_ACTIVE):
         engine.on_progress(number, 0.0, 0)
     source = engine.open()
@@ -244,7 +244,7 @@ def test_each_value_is_given_once_by_its_own_stamp(engine, moves):
 @pytest.mark.parametrize(("later_us", "span_s"), [
     (250_000, 0.25), (100_000, 0.25), (400_000, 0.4), (500_000, 0.5), (5 * SECOND, 0.5),
 ])  # fmt: skip
-def test_the_span_is_the_time_between_the_counters_within_bounds(engine, later_us, span_s):
+def test_span_follows_counter_stamps(engine, later_us, span_s):
     source = engine.open()
     spans = []
     for step in range(3):
@@ -256,7 +256,7 @@ def test_the_span_is_the_time_between_the_counters_within_bounds(engine, later_u
 
 @pytest.mark.parametrize("base", [BLANK_INT32, BLANK_INT64, BLANK_FP64], ids=["int32", "int64", "fp64"])
 @pytest.mark.parametrize("after", range(4))
-def test_a_blank_is_none_and_says_why(engine, base, after):
+def test_blank_dcgm_value_is_explained(engine, base, after):
     reasons = ["blank", "not found", "not supported", "not permissioned"]
     engine.on_progress(of.ENERGY, base + after, SECOND)
     reading = engine.open().read(0.0)
@@ -266,7 +266,7 @@ def test_a_blank_is_none_and_says_why(engine, base, after):
 
 
 @given(st.sampled_from(THEIRS), st.floats() | st.integers(-(2**63), 2**63 - 1) | st.floats(BLANK_FP64))
-def test_a_value_is_finite_or_the_reason_why_there_is_none(number, raw):
+def test_converted_value_is_finite(number, raw):
     found = in_our_unit(number, raw)
     assert found if isinstance(found, str) else math.isfinite(found)
     assert raw > 2**30 or found not in WHY_BLANK, "what a GPU can say is no blank"
@@ -278,7 +278,7 @@ def test_a_value_is_finite_or_the_reason_why_there_is_none(number, raw):
 @pytest.mark.parametrize(("raw", "status", "reason"), [
     (math.nan, 0, "nan"), (-math.inf, 0, "-inf"), (0.5, -36, "-36"), (None, 0, f"{NO_DATA}"),
 ])  # fmt: skip
-def test_a_field_without_a_value_is_none_and_costs_no_other(engine, raw, status, reason):
+def test_failed_field_costs_no_other(engine, raw, status, reason):
     engine.on_progress(of.POWER, 300.0, SECOND)
     if raw is not None:
         engine.on_progress(of.SM_ACTIVE, raw, SECOND)
@@ -294,7 +294,7 @@ def test_a_field_without_a_value_is_none_and_costs_no_other(engine, raw, status,
     "numbers", [of.PROFILED, (of.SM_ACTIVE,), (of.POWER,), (of.GPU_UTIL,), (of.CAPPED_BRAKE,)], ids=str
 )
 @pytest.mark.parametrize("status", [REQUIRES_ROOT, MODULE_NOT_LOADED])
-def test_what_is_refused_is_absent_says_why_and_costs_no_other(engine, numbers, status):
+def test_refused_field_costs_no_other(engine, numbers, status):
     before = engine.open()
     before.close()
     all_of_them = set(before.numbers)
@@ -320,7 +320,7 @@ NOT_THERE = {
 
 
 @pytest.mark.parametrize(("spoil", "uuid", "facts", "hint"), NOT_THERE.values(), ids=NOT_THERE)
-def test_what_is_not_there_is_named_and_leaves_nothing_behind(engine, spoil, uuid, facts, hint):
+def test_unavailable_dcgm_is_explained(engine, spoil, uuid, facts, hint):
     spoil(engine)
     with refused(*facts, kind=SensorFailed, hint=hint):
         engine.open(uuid)
@@ -328,7 +328,7 @@ def test_what_is_not_there_is_named_and_leaves_nothing_behind(engine, spoil, uui
 
 
 @pytest.mark.parametrize("text", ["raise ImportError('no ctypes')", "def broken(:", "import not_there_at_all"])
-def test_missing_or_broken_bindings_are_no_source_and_those_that_warn_are_one(engine, monkeypatch, text):
+def test_broken_dcgm_bindings_are_refused(engine, monkeypatch, text):
     with refused(f"{engine.folder}/four or {engine.folder}/three", kind=SensorFailed, hint="Install DCGM"):
         open_dcgm(GPU, interval_s=0.25, folders=[engine.folder / "four", engine.folder / "three"])
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -348,7 +348,7 @@ def test_missing_or_broken_bindings_are_no_source_and_those_that_warn_are_one(en
 
 
 @pytest.mark.parametrize("end", ["stopped", "closed"])
-def test_two_sources_do_not_collide_and_after_its_end_a_reading_is_a_failure_and_no_more(engine, end):
+def test_two_dcgm_sources_never_collide(engine, end):
     first, source = engine.open(), engine.open()
     first.close()
     engine.on_progress(of.POWER, 300.0, SECOND)

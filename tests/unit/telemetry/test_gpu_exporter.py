@@ -98,7 +98,7 @@ def read(exporter, source, values, now_s=0.0):
     return source.read(now_s)
 
 
-def test_each_unit_becomes_ours_whatever_else_is_on_the_page_and_a_row_may_come_late_or_go(exporter, source):
+def test_exporter_units_are_converted(exporter, source):
     assert of.SM_ACTIVE not in source.read(0.0).values
     found = read(exporter, source, {**DEFAULT, **PROFILING})
     assert found.values == OURS | {of.SM_ACTIVE: 0.875, of.TENSOR_ACTIVE: 0.125, of.DRAM_ACTIVE: 0.5}
@@ -114,7 +114,7 @@ def test_each_unit_becomes_ours_whatever_else_is_on_the_page_and_a_row_may_come_
     assert found.keys() == OURS.keys() and found[of.ENERGY] == 123456789
 
 
-def test_values_are_given_once_any_of_our_gpu_changes(exporter, source):
+def test_changed_values_are_given_once(exporter, source):
     first = source.read(0.0)
     assert first.values == dict.fromkeys(OURS) and len(first.missing) == 8
     assert f"{of.POWER}: not updated" in first.missing
@@ -129,7 +129,7 @@ def test_values_are_given_once_any_of_our_gpu_changes(exporter, source):
     assert [read(exporter, source, nan).values[of.POWER] for _ in range(2)] == [431.25, None], "a NaN is no news either"
 
 
-def test_the_span_is_the_time_since_the_last_update_of_the_counters(exporter, source):
+def test_span_follows_counter_updates(exporter, source):
     pages = [{**DEFAULT, "DCGM_FI_PROF_SM_ACTIVE": active} for active in (0.25, 0.25, 0.5, 0.5)]
     spans = [read(exporter, source, values, now).span_s for now, values in zip((10.0, 11.0, 40.0, 41.0), pages)]
     spans += [read(exporter, source, {**DEFAULT, WATTS: now}, now).span_s for now in (50.0, 51.0)]
@@ -144,7 +144,7 @@ BLANKS = {
 
 
 @pytest.mark.parametrize(("text", "reason"), BLANKS.items(), ids=range(len(BLANKS)))
-def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
+def test_exporter_sentinel_value_is_explained(exporter, source, text, reason):
     reading = read(exporter, source, {**DEFAULT, WATTS: text})
     assert (reading.values[of.POWER], reading.missing) == (None, (f"{of.POWER}: {reason}",))
     assert reading.values[of.TEMPERATURE] == 64
@@ -162,7 +162,7 @@ def test_a_sentinel_is_none_and_says_why(exporter, source, text, reason):
     (["DEV_SM_CLOCK_HERTZ 1980000000", "DEV_MEMORY_CLOCK_HERTZ 1e9"], {of.SM_CLOCK: 1.98e9, of.MEMORY_CLOCK: 1e9}),
 ], ids=str)  # fmt: skip
 @pytest.mark.parametrize("written", [str.upper, str.lower], ids=["capitals", "small"])
-def test_the_names_of_4_6_and_4_7_have_their_own_units(rows, values, written):
+def test_newer_names_have_own_units(rows, values, written):
     labels = f'{{{written("UUID")}="{GPU.upper()}"}}'
     lines = (f"{written(f'DCGM_FI_{name}')}{labels} {value}" for name, value in map(str.split, rows))
     found = values_of_gpu(samples("\n".join(lines), ON_A_PAGE), GPU)
@@ -175,7 +175,7 @@ def test_the_names_of_4_6_and_4_7_have_their_own_units(rows, values, written):
     "rows", [[(WATTS, 300.1), (WATTS, 0)], [("DCGM_FI_DEV_GPU_UTIL", 97), ("DCGM_FI_DEV_GPU_UTIL_RATIO", 0.5)]]
 )
 @pytest.mark.parametrize("order", [1, -1])
-def test_lines_of_one_gpu_that_contradict_each_other_are_refused(rows, order):
+def test_contradictory_rows_are_refused(rows, order):
     lines = [f'{name}{{UUID="{GPU}",pod="p{i}"}} {value}' for i, (name, value) in enumerate(rows[::order])]
     with pytest.raises(SensorFailed, match=GPU):
         values_of_gpu(samples("\n".join(lines), ON_A_PAGE), GPU)
@@ -184,7 +184,7 @@ def test_lines_of_one_gpu_that_contradict_each_other_are_refused(rows, order):
 
 
 @pytest.mark.parametrize("labels", ['uuid="{}"', 'UUID="{}"', 'gpu="0",UUID="{}",uuid="x"', 'gpu="0"'])
-def test_our_gpu_is_known_by_its_uuid_or_as_the_only_one(labels):
+def test_gpu_is_found_by_uuid(labels):
     rows = [f"{WATTS}{{{labels.format(GPU)}}} 300"]
     rows += [f"{WATTS}{{{labels.format(OTHER_GPU)}}} 1"] if "{}" in labels else []
     assert values_of_gpu(samples("\n".join(rows), ON_A_PAGE), GPU) == {of.POWER: 300}
@@ -200,7 +200,7 @@ MIG = page(DEFAULT, more=',GPU_I_PROFILE="1g.18gb",GPU_I_ID="7"')
     (MIG, GPU, [GPU, "MIG"]), (TWO, GPU, [GPU, "gpu 0, gpu 1"]),
     *((text, GPU, [GPU]) for text in ("# HELP nothing here\n", "node_load1 0.5\n", "<!doctype html>\n<p>404</p>")),
 ])  # fmt: skip
-def test_a_page_without_our_gpu_is_no_source(exporter, text, uuid, facts):
+def test_page_without_gpu_is_refused(exporter, text, uuid, facts):
     exporter.text = text
     with refused(*facts, kind=SensorFailed):
         ExporterSource(URL, uuid)
@@ -209,7 +209,7 @@ def test_a_page_without_our_gpu_is_no_source(exporter, text, uuid, facts):
 @pytest.mark.parametrize(("shown", "facts"), [
     ({"status": 503}, [URL, 503]), ({"text": f"{WATTS}{{"}, ["Prometheus"]), ({"gone": True}, [URL]),
 ])  # fmt: skip
-def test_nobody_an_error_and_garbage_are_failures_with_an_example(exporter, source, shown, facts):
+def test_failing_exporter_is_reported(exporter, source, shown, facts):
     vars(exporter).update(shown)
     for ask in (lambda: source.read(0.0), lambda: ExporterSource(URL, GPU)):
         with refused(*facts, kind=SensorFailed, hint="http://localhost:9400/metrics"):
@@ -221,7 +221,7 @@ NO_PLACES = ("http://127.0.0.1:port/x", "http://127.0.0.1:99999/x", "http://127.
 
 
 @pytest.mark.parametrize("url", [*NO_URLS, *NO_PLACES])
-def test_only_http_is_asked_and_an_address_that_cannot_be_is_a_failure(exporter, url):
+def test_non_http_url_is_refused(exporter, url):
     kind, option = (BadUsage, "--slm-telemetry ") if url in NO_URLS else (SensorFailed, "")
     with refused(url, kind=kind, hint=f"{option}http://localhost:9400/metrics"):
         ExporterSource(url, GPU)
@@ -231,7 +231,7 @@ def test_only_http_is_asked_and_an_address_that_cannot_be_is_a_failure(exporter,
     ("http://node:9400/metrics", "HTTPConnection", "node", 9400, "/metrics"),
     ("https://node/a?b=c&d", "HTTPSConnection", "node", 443, "/a?b=c&d"),
 ])  # fmt: skip
-def test_the_host_of_the_url_is_asked_and_no_proxy(exporter, monkeypatch, url, kind, host, port, target):
+def test_exporter_request_bypasses_proxy(exporter, monkeypatch, url, kind, host, port, target):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     exporter.text, exporter.status = "é", 404
     assert ask_once("POST", url, {"Key": "k"}, "body", 5.0) == (404, "text/plain", "é")
@@ -242,13 +242,13 @@ def test_the_host_of_the_url_is_asked_and_no_proxy(exporter, monkeypatch, url, k
 
 
 @pytest.mark.parametrize(("interim", "status"), [(0, 200), (1, 200), (7, 200), (8, 103)])
-def test_responses_before_the_one_that_answers_are_passed_over(exporter, interim, status):
+def test_interim_responses_are_skipped(exporter, interim, status):
     exporter.version = "HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\n\r\n" * interim + "HTTP/1.1"
     assert ask_once("GET", URL, {}, None, 5.0)[0] == status
 
 
 @pytest.mark.parametrize("version", ["HTTP/1.0", "HTTP/1.1"])
-def test_an_answer_that_python_closes_at_its_end(exporter, version, monkeypatch):
+def test_closed_complete_answer_is_read(exporter, version, monkeypatch):
     """As 3.13 does; releases before do so with the next read."""
     read1 = http.client.HTTPResponse.read1
 
@@ -263,7 +263,7 @@ def test_an_answer_that_python_closes_at_its_end(exporter, version, monkeypatch)
     assert ask_once("GET", URL, {}, None, 5.0) == (200, "text/plain", "hello")
 
 
-def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch):
+def test_long_answer_is_cut(exporter, monkeypatch):
     monkeypatch.setattr(sources, "MOST_BYTES", 8)
     exporter.text = "x" * 30
     status, _, text = ask_once("GET", URL, {}, None, 5.0)
@@ -276,13 +276,13 @@ def test_a_long_answer_is_cut_and_a_slow_one_ends_in_time(exporter, monkeypatch)
 
 
 @pytest.mark.parametrize("text", ["up", 'up{x="1} 1', "up{x=1} 1", r"up{} one", "up{"])
-def test_a_line_that_is_not_of_the_format_is_a_failure(text):
+def test_malformed_line_is_refused(text):
     with pytest.raises(ValueError, match="Prometheus"):
         samples(f"up 1\n{text}\n", ["up"])
 
 
 @given(st.lists(st.sampled_from([*'1{}"\\,=#. \n\t', WATTS, "UUID", "GPU-1", "gpu", "NaN"])))
-def test_garbage_is_a_failure_or_has_our_gpu(words):
+def test_garbage_page_never_crashes(words):
     try:
         found = values_of_gpu(samples("".join(words), ON_A_PAGE), "GPU-1")
     except (SensorFailed, ValueError) as error:

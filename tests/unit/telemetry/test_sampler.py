@@ -58,7 +58,7 @@ quarters = st.integers(0, 40).map(lambda number: number / 4)  # so that rows are
 
 
 @given(st.integers(-9999, 9999), st.lists(quarters, min_size=1, max_size=30), quarters, quarters)
-def test_rows_are_those_from_four_intervals_before_the_window_to_one_after(began_s, after_s, first_s, length_s):
+def test_telemetry_rows_surround_window(began_s, after_s, first_s, length_s):
     times = [began_s + at for at in sorted(after_s)]
     recording = recorded([Planted()], times)
     kept = recording.telemetry(began_s, (first_s, first_s + length_s)).time_s
@@ -67,7 +67,7 @@ def test_rows_are_those_from_four_intervals_before_the_window_to_one_after(began
     assert (len(everything), everything.sources, everything.interval_s) == (len(times), ("planted",), 0.25)
 
 
-def test_what_is_not_known_in_a_row_is_none_reasons_are_counted_and_an_archive_keeps_what_a_run_tells(tmp_path):
+def test_unknown_sensor_values_stay_empty(tmp_path):
     readings = [Reading({POWER: 1.0}), Reading({POWER: 2.0, SM_ACTIVE: 0.5}, 1 / 3, ("a",)), Reading({SM_ACTIVE: 0.6})]
     found = recorded([Planted(*readings, Reading({POWER: None}, missing=("a", "b")))], range(4)).telemetry(0.0)
     assert found.columns == {POWER: (1.0, 2.0, None, None), SM_ACTIVE: (None, 0.5, 0.6, None)}
@@ -86,7 +86,7 @@ def test_what_is_not_known_in_a_row_is_none_reasons_are_counted_and_an_archive_k
 
 
 @pytest.mark.parametrize("fault", [SensorFailed("the GPU is lost"), ZeroDivisionError("ours")])
-def test_a_source_that_fails_is_noted_and_the_others_go_on(fault):
+def test_failing_source_spares_others(fault):
     lost, host = Planted(Reading({POWER: 1.0}), fault, name="lost"), Planted(Reading({HOST_CORES: 2.0}))
     found = recorded([lost, host], [1.0, 2.0, 3.0]).telemetry(0.0)
     assert found.columns == {POWER: (1.0, None, None), HOST_CORES: (2.0, 2.0, 2.0)} and len(lost.asked) == 2
@@ -103,7 +103,7 @@ readings = st.builds(Reading, numbers, st.none() | st.floats(0.1, 1), reasons, s
 
 
 @given(st.lists(readings, min_size=1, max_size=4))
-def test_of_several_sources_the_first_that_has_a_number_counts(several):
+def test_first_source_with_number_counts(several):
     both = merged_readings(several)
     assert both.values.keys() == set().union(*(r.values.keys() for r in several))
     for number, value in both.values.items():
@@ -141,12 +141,12 @@ def times_read(time, interval_s, reading_takes_s=0.0):
     (0.84, 0.25, 0.0, [0.0, 0.25, 0.5, 0.75]), (0.3, 10.0, 0.0, [0.0, 0.3]), (0.02, 10.0, 0.0, [0.0]),
     (0.8, 0.1, 0.15, [0.0, 0.2, 0.4, 0.6, 0.8]),
 ], ids=["even", "its end", "just after a reading", "long", "too short", "a slow source"])  # fmt: skip
-def test_it_reads_at_even_times_and_at_the_end(ends_s, interval_s, takes_s, times):
+def test_readings_come_at_even_times(ends_s, interval_s, takes_s, times):
     assert times_read(OwnTime(ends_s), interval_s, takes_s) == times
 
 
 @given(st.lists(st.floats(0.0, 0.4), max_size=20), st.floats(MIN_SPAN_S, 1.0), st.floats(15.0, 20.0))
-def test_readings_keep_half_an_interval_after_a_late_one(late, interval_s, intervals):
+def test_late_reading_keeps_spacing(late, interval_s, intervals):
     ends_s = intervals * interval_s
     times = times_read(OwnTime(ends_s, late), interval_s)
     gaps = [b - a for a, b in pairwise(times)]
@@ -155,13 +155,13 @@ def test_readings_keep_half_an_interval_after_a_late_one(late, interval_s, inter
 
 
 @pytest.mark.parametrize("interval", [0.0, 0.05, 0.0999])
-def test_intervals_too_short_for_the_counters_are_refused(interval):
+def test_too_short_interval_is_refused(interval):
     for ask in (lambda: Sampler([], interval), lambda: open_sampler("auto", "cpu", interval)):
         with refused(f"{interval:g}", "0.1", hint="slm_telemetry_interval"):
             ask()
 
 
-def test_it_reads_in_one_thread_until_the_outermost_block_ends():
+def test_outermost_recording_ends_thread():
     source = Planted()
     sampler = Sampler([source], MIN_SPAN_S)
     assert (sampler.name, Sampler([]).name, Sampler([]).interval_s) == ("planted", "none", 0.25)
@@ -182,7 +182,7 @@ def gpu(value, name="nvml", number=POWER, span_s=None, missing=()):
     return Planted(Reading({number: value}, span_s, missing), name=name)
 
 
-def test_each_gpu_has_columns_of_its_own_gaps_name_it_and_one_that_fails_ends_them_all():
+def test_gpus_have_separate_columns():
     counters = gpu(None, "dcgm", SM_ACTIVE, 0.5, ("1002: too early",))
     span = gpu(300.0, span_s=0.25)
     both, host = SeveralGpus([[span], [counters, gpu(200.0)]]), gpu(1.5, "host", HOST_CORES)
@@ -246,7 +246,7 @@ DCGM = "dcgm localhost:5555 0.5"
     ("dcgm", A, "gpm dcgm", [DCGM], []), ("dcgm=gpu7:5556", A, "gpm dcgm", ["dcgm gpu7:5556 0.5"], []),
     ("http://node:9400/metrics", A, "", ["http://node:9400/metrics"], []),
 ])  # fmt: skip
-def test_a_choice_opens_the_sources_that_it_names(there, choice, device, answers, names, notes):
+def test_telemetry_choice_opens_named_sources(there, choice, device, answers, names, notes):
     there |= dict.fromkeys(answers.split())
     sampler, told = open_sampler(choice, device, 0.5)
     assert [source.name for source in sampler.sources] == [*names, *HOST]
@@ -262,7 +262,7 @@ def test_a_choice_opens_the_sources_that_it_names(there, choice, device, answers
     ("gpm", A, SensorFailed, "GPM"), ("gpm", LACKS, SensorFailed, "no NVML"), ("dcgm", A, SensorFailed, "no DCGM"),
     ("nvml", LACKS, SensorFailed, "no NVML"),
 ])  # fmt: skip
-def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choice, device, error, said):
+def test_impossible_telemetry_choice_is_refused(there, choice, device, error, said):
     with pytest.raises(error, match=said) as caught:
         open_sampler(choice, device, 0.5)
     assert (error is BadUsage) == (choice in caught.value.problem)
@@ -271,14 +271,14 @@ def test_a_choice_that_cannot_be_is_an_error_and_leaves_nothing_open(there, choi
 
 
 @pytest.mark.parametrize(("window_s", "numbers"), [(1.9, {of.ENERGY}), (4.99, {of.ENERGY}), (5.0, set())])
-def test_short_windows_have_the_energy_counter_in_each_reading_and_off_opens_nothing(there, window_s, numbers):
+def test_short_window_reads_energy_often(there, window_s, numbers):
     assert open_sampler("off", A, 0.0) == (None, []) and not there["opened"]
     open_sampler("nvml", A, 0.25, window_s=window_s)
     assert there["each time"] == numbers
 
 
 @pytest.mark.parametrize("others", [[B], [LACKS], [B, LACKS]])
-def test_the_gpus_of_an_engine_are_opened_together_or_not_at_all(there, others):
+def test_engine_gpus_open_together(there, others):
     there["gpm"] = None
     sampler, notes = open_sampler("auto", A, 0.5, others)
     whole = LACKS not in others
@@ -289,7 +289,7 @@ def test_the_gpus_of_an_engine_are_opened_together_or_not_at_all(there, others):
     assert {source.closed for source in there["opened"]} == {1}
 
 
-def test_a_simulated_gpu_is_busy_and_nothing_changes_but_its_energy():
+def test_simulated_gpu_only_gains_energy():
     source = selection.SimulatedSource()
     first, second = source.read(100.0), source.read(102.5)
     assert (source.name, first.span_s, second.span_s) == ("simulated", None, 2.5)

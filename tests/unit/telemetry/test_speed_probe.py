@@ -15,7 +15,7 @@ from pytest_slmserve.telemetry.host import OWN_REST_S, SHARED_REST_S, Reading, S
 GPU = "GPU-0000"
 
 
-def test_a_piece_is_the_same_work_each_time_timed_by_the_clock_and_by_cpu_time_in_microseconds(monkeypatch):
+def test_probe_work_uses_two_clocks(monkeypatch):
     assert speed_probe.probe_work() == sum(range(0, 30_000, 1021))  # 7919 is prime to the table's length
     clocks = {"perf_counter_ns": iter([5_000, 3_005_999]), "thread_time_ns": iter([7_000, 2_000_000 + 7_999])}
     for name, times in clocks.items():
@@ -31,7 +31,7 @@ LINE, GONE = 0, 99  # descriptors: its standard input, and its parent
     ([[LINE], [LINE], [GONE]], [b"\n", b"\n"], 2), ([[LINE], [LINE, GONE]], [b"\n", b"\n"], 1),
     ([[LINE], [LINE]], [b"\n", b""], 1), ([[LINE], []], [b"\n"], 1),
 ])  # fmt: skip
-def test_each_line_is_a_piece_until_there_is_no_parent_or_pipe_and_then_it_ends(monkeypatch, ready, read, pieces):
+def test_probe_ends_with_its_parent(monkeypatch, ready, read, pieces):
     done, written, ready, read = [], [], iter(ready), iter(read)
     monkeypatch.setattr(os, "pidfd_open", {4711: GONE}.__getitem__)
     monkeypatch.setattr(os, "sched_setaffinity", lambda pid, cores: done.append((pid, cores)))
@@ -69,7 +69,7 @@ def started(monkeypatch):
         os.close(process.hears)
 
 
-def test_each_piece_is_given_once_and_the_next_begins_after_a_rest(started):
+def test_probe_rests_between_pieces(started):
     probe = SpeedProbeSource(3)
     assert not started and probe.name == f"host-speed probe (Python 3.{sys.version_info.minor})"
     assert probe.read(0.0) == probe.read(1.0) == Reading() and probe.asked_s == 0.0, "it still works: one at a time"
@@ -91,7 +91,7 @@ def test_each_piece_is_given_once_and_the_next_begins_after_a_rest(started):
     assert started[-1].words[-1] == str(os.getpid()), "wherever the kernel puts it"
 
 
-def test_one_that_ends_or_cannot_be_started_makes_its_values_unknown_from_then_on(started, monkeypatch):
+def test_failed_probe_gives_unknown_values(started, monkeypatch):
     probe = SpeedProbeSource()
     probe.read(0.0)
     started[0].says.close()
@@ -108,7 +108,7 @@ def test_one_that_ends_or_cannot_be_started_makes_its_values_unknown_from_then_o
     (GPU, {0, 1, 2, 3}, 3), (GPU, {4, 5, 6, 7, 12}, 12), (GPU, {0, 1, 2}, None), (GPU, set(), None),
     ("cpu", set(range(64)), None), ("none", {0, 1, 2, 3}, None),
 ])  # fmt: skip
-def test_it_has_a_core_that_an_engine_can_spare_and_rests_longer_without_one(monkeypatch, device, allowed, core):
+def test_probe_takes_spare_core(monkeypatch, device, allowed, core):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: allowed)
     probe = open_speed_probe(device)
     assert (probe.core, probe.rest_s) == (core, SHARED_REST_S if core is None else OWN_REST_S)

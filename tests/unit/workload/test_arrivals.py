@@ -58,13 +58,13 @@ def autocorrelation(values) -> float:
 
 
 @pytest.mark.parametrize("span_s", [0.05, 0.3, 1, 5])
-def test_poisson_counts_have_the_rate_vary_by_their_mean_and_do_not_know_of_each_other(span_s):
+def test_poisson_counts_have_right_variance(span_s):
     found = [count for times in MANY for count in counts(times, span_s, 500)]
     assert abs(sum(map(len, MANY)) - 40_000) < 3.3 * math.sqrt(40_000)
     assert abs(dispersion(found)) < 3.3 and abs(autocorrelation(found)) < 3.3
 
 
-def test_counts_of_loads_vary_and_prefer_no_time_and_uneven_drifting_or_pinned_processes_would_fail():
+def test_arrival_counts_prefer_no_time():
     lengths = [len(paced(rate=8, seed=seed, duration_s=10)) for seed in range(400)]
     hundred = [paced(rate=8, seed=seed, requests=100) for seed in range(400)]
     halves = [sum(time < 5 for time in each) for each in hundred]
@@ -94,7 +94,7 @@ def erlang(shape: int):
 @pytest.mark.parametrize(("burstiness", "cdf"), [
     (0.5, lambda gap: math.erf(math.sqrt(gap / 2))), (1, erlang(1)), (2, erlang(2)), (5, erlang(5)),
 ])  # fmt: skip
-def test_gaps_have_the_distribution_of_the_burstiness(burstiness, cdf):
+def test_gaps_follow_burstiness_distribution(burstiness, cdf):
     times = paced(rate=20, burstiness=burstiness, seed=7, requests=20_000)
     scaled = [20 * (later - earlier) for earlier, later in pairwise(times)]
     assert furthest(scaled, cdf) < 1.95 and abs(autocorrelation(scaled)) < 3.3
@@ -102,7 +102,7 @@ def test_gaps_have_the_distribution_of_the_burstiness(burstiness, cdf):
 
 
 @pytest.mark.parametrize("burstiness", [0.1, 0.25, 1, 4, 25, 400])
-def test_the_variation_of_gaps_is_one_over_the_root_of_the_burstiness(burstiness):
+def test_gap_variation_follows_burstiness(burstiness):
     times = paced(rate=3, burstiness=burstiness, seed=1, requests=20_001)
     seen, cv = [later - earlier for earlier, later in pairwise(times)], 1 / math.sqrt(burstiness)
     assert fmean(seen) * 3 == pytest.approx(1, abs=4 * cv / math.sqrt(20_000))
@@ -110,7 +110,7 @@ def test_the_variation_of_gaps_is_one_over_the_root_of_the_burstiness(burstiness
 
 
 @pytest.mark.parametrize("burstiness", [0.05, 0.3, 1, 3, 30])
-def test_the_rate_is_the_same_from_the_first_second_on(burstiness):
+def test_arrival_rate_holds_from_start(burstiness):
     for late in (0, 1):
         loads = [paced(4, burstiness=burstiness, seed=seed, duration_s=1 + late) for seed in range(2000)]
         seen = [sum(late <= time for time in times) for times in loads]
@@ -125,7 +125,7 @@ def test_the_rate_is_the_same_from_the_first_second_on(burstiness):
     (1, 0, (0.010330603000106088, 0.10772029788030342, 0.1179402487479048)),
     (0.5, 1, (0.0685066178097023, 0.3934358506607334, 0.40762980068717314)),
 ])  # fmt: skip
-def test_schedules_are_the_same_for_ever(burstiness, seed, times):
+def test_schedules_never_change(burstiness, seed, times):
     """But for the last bits, which are the C library's; and Python's own stream is left alone."""
     random.seed(1)
     before = random.getstate()
@@ -134,7 +134,7 @@ def test_schedules_are_the_same_for_ever(burstiness, seed, times):
 
 
 @given(SEEDS, SEEDS, RATES, RATES, st.floats(0.05, 50), st.floats(0.1, 10))
-def test_one_seed_is_one_schedule_and_another_rate_or_speed_another_clock(seed, other, rate, faster, burstiness, speed):
+def test_seed_determines_schedule(seed, other, rate, faster, burstiness, speed):
     times, again, others = (paced(rate, burstiness=burstiness, seed=s, requests=20) for s in (seed, seed, other))
     assert times == again and (times == others) == (seed == other)
     sooner = paced(faster, burstiness=burstiness, seed=seed, requests=20)
@@ -145,7 +145,7 @@ def test_one_seed_is_one_schedule_and_another_rate_or_speed_another_clock(seed, 
 
 @settings(max_examples=50)
 @given(SEEDS, RATES, BURSTINESS, st.integers(1, 300), st.none() | st.integers(1, 9))
-def test_times_ascend_from_zero_a_duration_cuts_them_and_a_job_has_them(seed, rate, burstiness, requests, most):
+def test_arrival_times_ascend_until_end(seed, rate, burstiness, requests, most):
     counted = paced(rate, burstiness=burstiness, seed=seed, requests=requests)
     assert len(counted) == requests
     assert counted[0] >= 0 and all(a <= b for a, b in pairwise(counted))
@@ -167,12 +167,12 @@ def test_times_ascend_from_zero_a_duration_cuts_them_and_a_job_has_them(seed, ra
     ([(2, 1), (0, 1), (4, 1)], None, (0, 0.5, 2, 2.25, 2.5, 2.75)),
     ([(1, 1.5), (2, 1)], None, (0, 1, 1.75, 2.25)),
 ])  # fmt: skip
-def test_constant_arrivals_are_even_begin_at_once_and_go_on_from_step_to_step(steps, requests, times):
+def test_constant_arrivals_are_even(steps, requests, times):
     assert schedule(steps, math.inf, 9, requests) == times
 
 
 @given(SEEDS, st.lists(st.tuples(st.floats(0, 50), st.floats(0.01, 5)), min_size=1, max_size=6), BURSTINESS)
-def test_a_ramp_of_equal_rates_is_one_step(seed, steps, burstiness):
+def test_equal_ramp_steps_merge(seed, steps, burstiness):
     steps = ((7.5, 1.0), *steps)
     times = schedule(tuple(steps), seed=seed, burstiness=burstiness)
     length = math.fsum(s for _, s in steps)
@@ -195,7 +195,7 @@ def test_a_ramp_of_equal_rates_is_one_step(seed, steps, burstiness):
     ([(1, 1)], {"burstiness": 0.0099}, ("0.0099",), "at least 0.01"),
     ([(1, 1)], {"burstiness": math.nan}, ("nan",), "burstiness=1"),
 ])  # fmt: skip
-def test_bad_input_says_what_to_type(steps, more, facts, hint):
+def test_wrong_schedule_suggests_valid_value(steps, more, facts, hint):
     with refused(*facts, hint=hint):
         schedule(steps, **more)
     assert len(schedule([(1, 1e9)], 0.01, 0, requests=5)) == 5, "the least burstiness is taken"
@@ -238,14 +238,14 @@ def trace(tmp_path):
     ("  " + MOONCAKE, [0, 0.2, 0.2, 4.0005], LENGTHS),  # whose milliseconds may have fractions
     (OTHER_COLUMNS, [0, 0.75, 86399.75], [(7, 5), (8, 6), (9, 7)]),
 ])  # fmt: skip
-def test_no_digit_of_an_instant_is_lost_and_columns_are_found_by_name(trace, text, offsets, lengths):
+def test_trace_instants_lose_no_digit(trace, text, offsets, lengths):
     blocks = [(1, 2), (), (), ()] if "hash_ids" in text else [()] * 4
     assert [*read_trace(trace(text))] == [*map(TraceRow, offsets, lengths, blocks)]
 
 
 @IN_ONE_FILE
 @given(ticks=st.lists(st.integers(0, 10**12), min_size=1, max_size=20).map(sorted), data=st.data())
-def test_what_was_written_is_read(trace, ticks, data):
+def test_written_trace_is_read_back(trace, ticks, data):
     """ticks: of 100 ns."""
     lengths = [data.draw(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6))) for _ in ticks]
     seconds = [datetime(2023, 11, 16, 18, 15, 46) + timedelta(seconds=tick // 10**7) for tick in ticks]
@@ -268,7 +268,7 @@ def test_what_was_written_is_read(trace, ticks, data):
     *((MOONCAKE, line) for line in ("[6000, 6955, 52]", "7")),
     pytest.param(MOONCAKE, "[" * 100_000, id="deep"),
 ])  # fmt: skip
-def test_a_damaged_line_is_named_after_all_before_it(trace, before, damaged):
+def test_damaged_trace_line_is_named(trace, before, damaged):
     path = trace(f"{before}{damaged}\n".encode("utf-8", "surrogatepass"))
     rows = read_trace(path)
     assert [row.lengths for row in islice(rows, 4)] == LENGTHS
@@ -280,7 +280,7 @@ def test_a_damaged_line_is_named_after_all_before_it(trace, before, damaged):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "TIMESTAMP,ContextTokens\n", "PK\x03\x04", '[{"conversations": []}]'])
-def test_another_file_is_refused_by_its_first_line_and_one_that_is_missing(trace, monkeypatch, text):
+def test_foreign_trace_file_is_refused(trace, monkeypatch, text):
     path = trace(text)
     with refused(path, text.strip()[:2], kind=BadDataset, hint="TIMESTAMP, ContextTokens"):
         list(read_trace(path))
@@ -291,7 +291,7 @@ def test_another_file_is_refused_by_its_first_line_and_one_that_is_missing(trace
     assert len(list(read_trace(Path("~/trace")))) == 4
 
 
-def test_a_long_trace_is_not_held_in_memory_and_a_slice_reads_no_further_than_it_must(trace):
+def test_long_trace_is_streamed(trace):
     line = '{"timestamp": %d, "input_length": 6955, "output_length": 52, "hash_ids": [1, 2, 3, 4, 5, 6, 7, 8]}\n'
     path = trace("".join(line % ms for ms in range(8_000)))
     assert path.stat().st_size > 700_000
@@ -317,7 +317,7 @@ ENDS = st.sampled_from([0.2, 4.0005, math.inf]) | st.floats(0.001, 10)
 
 @IN_ONE_FILE
 @given(limit=LIMITS, until_s=ENDS)
-def test_a_slice_is_what_fits_of_the_beginning_of_the_whole(trace, limit, until_s):
+def test_trace_slice_keeps_fitting_rows(trace, limit, until_s):
     path, whole = trace(MOONCAKE), map(TraceRow, [0, 0.2, 0.2, 4.0005], LENGTHS, [(1, 2), (), (), ()])
     inside = [row for row in whole if row.offset_s < until_s]
     fitting = tuple(row for row in inside if sum(row.lengths) <= limit)
@@ -334,7 +334,7 @@ INVENTED = Trace(tuple(TraceRow(float(n), (n + 1, 2 * n + 1)) for n in range(10)
 
 
 @given(SEEDS, SEEDS, st.integers(0, 60))
-def test_lengths_are_drawn_in_pairs_those_of_the_seed_for_ever_and_more_begin_the_same(seed, other, requests):
+def test_trace_lengths_are_drawn_reproducibly(seed, other, requests):
     drawn = sample_lengths(INVENTED, 60, seed)
     assert sample_lengths(INVENTED, requests, seed) == drawn[:requests]
     assert (sample_lengths(INVENTED, 60, other) == drawn) == (seed == other)

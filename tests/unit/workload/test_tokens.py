@@ -26,7 +26,7 @@ PURPOSES = st.sampled_from([*STREAMS])
 
 
 @given(st.tuples(SEEDS, PURPOSES), st.tuples(SEEDS, PURPOSES))
-def test_every_seed_and_purpose_has_a_stream_of_its_own_which_is_the_same_for_ever(one, other):
+def test_random_streams_never_coincide(one, other):
     assert (list(islice(draws(*one), 4)) == list(islice(draws(*other), 4))) == (one == other)
     seed = one[0]
     firsts = [next(draws(each, purpose)) for each in {seed, -seed, seed + 1} for purpose in STREAMS]
@@ -40,7 +40,7 @@ def test_every_seed_and_purpose_has_a_stream_of_its_own_which_is_the_same_for_ev
 
 
 @given(st.lists(st.text(max_size=3)), st.integers(0, 2**40), st.integers(0, 60))
-def test_the_order_is_that_of_the_draws_and_a_limit_cuts_it(items, seed, limit):
+def test_limit_cuts_seeded_order(items, seed, limit):
     stream = random.Random(4 * seed)
     in_order = [item for _, _, item in sorted((stream.random(), at, item) for at, item in enumerate(items))]
     assert first_in_order(iter(items), seed, len(items)) == in_order
@@ -48,7 +48,7 @@ def test_the_order_is_that_of_the_draws_and_a_limit_cuts_it(items, seed, limit):
 
 
 @given(st.integers(0, 1000), st.integers(1, 300))
-def test_texts_are_tokenised_a_block_at_a_time_and_none_is_lost(count, wanted):
+def test_texts_are_tokenized_in_blocks(count, wanted):
     sizes: list[int] = []
 
     def tokenize(texts):
@@ -65,7 +65,7 @@ def bpe():
     return opt_tokenizer(OPT)
 
 
-def test_ids_are_the_published_ones_special_tokens_only_text_and_another_vocabulary_needs_its_own_tokenizer(bpe):
+def test_tokenizers_give_published_ids(bpe):
     gpt2 = tokens.gpt2_tokenizer()
     assert gpt2(["Hello world", ""]) == [[15496, 995], []] and len(gpt2(["<|endoftext|>"])[0]) > 1
     assert bpe(["!", "Hello world"]) == [[4], [15500, 999]]
@@ -74,7 +74,7 @@ def test_ids_are_the_published_ones_special_tokens_only_text_and_another_vocabul
 
 
 @given(text=st.text(max_size=30))
-def test_opt_ids_are_in_the_vocabulary(bpe, text):
+def test_opt_ids_fit_vocabulary(bpe, text):
     (ids,) = bpe([text])
     assert all(4 <= token < OPT.vocabulary for token in ids) and bool(ids) == bool(text)
 
@@ -84,14 +84,14 @@ def test_opt_ids_are_in_the_vocabulary(bpe, text):
     ("transformers", "hub", lambda: tokens.hub_tokenizer("some/model")),
     ("graphlib", "sharegpt", lambda: tokens.package_folder("graphlib")),  # a module that is no folder holds no data
 ])  # fmt: skip
-def test_a_missing_package_is_named_with_what_to_type(monkeypatch, package, extra, make):
+def test_missing_package_is_named(monkeypatch, package, extra, make):
     if package != "graphlib":
         monkeypatch.setitem(sys.modules, package, None)
     with refused(package.replace("_", "-"), hint=to_install(extra)):
         make()
 
 
-def test_a_tokenizer_of_the_hub_gives_lists_with_special_tokens_if_asked_or_the_first_line_of_its_error(monkeypatch):
+def test_hub_tokenizer_returns_id_lists(monkeypatch):
     def tokenize(texts, add_special_tokens):
         return {"input_ids": [(*[0] * add_special_tokens, len(text)) for text in texts]}
 
@@ -116,14 +116,14 @@ def shipped(rule: str) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("rule", "special", "count", "prompt", "reply"), [
     ("vllm", 0, 14_906, 223.9, 230.8), ("human-first", 1, 9_898, 109.3, 313.5), ("human-first", 0, 9_761, 107.1, None),
 ])  # fmt: skip
-def test_the_shipped_lengths_are_those_that_others_published(rule, special, count, prompt, reply):
+def test_shipped_lengths_match_published_figures(rule, special, count, prompt, reply):
     pairs = [(a + special, b + special) for a, b in shipped(rule) if within_vllm_limits(a + special, b + special)]
     assert len(pairs) == count
     assert mean(a for a, _ in pairs) == pytest.approx(prompt, abs=0.05)
     assert reply is None or mean(b for _, b in pairs) == pytest.approx(reply, abs=0.05)
 
 
-def test_the_shipped_table_is_whole_small_and_without_text_and_vllms_bounds_are_those_of_its_is_valid_sequence():
+def test_shipped_table_is_small():
     assert (len(shipped("vllm")), len(shipped("human-first"))) == (17_400, 11_135)
     packed = resources.files("pytest_slmserve.workload").joinpath(tokens.SHIPPED).read_bytes()
     assert len(packed) < 100_000

@@ -46,7 +46,7 @@ def run(*parts, steps=(), **more):
 
 
 @given(st.lists(stamps, min_size=1, max_size=5))
-def test_every_token_is_in_the_bin_of_its_time_and_bins_last_as_long_as_the_window(streams):
+def test_token_bins_cover_window(streams):
     found = run([row(times) for times in streams]).stream
     first = round((found.begins_s + 999.0) / BIN_S)
     wanted = Counter(int(at / BIN_S) - first for times in streams for at in times)
@@ -55,7 +55,7 @@ def test_every_token_is_in_the_bin_of_its_time_and_bins_last_as_long_as_the_wind
 
 
 @given(st.lists(st.floats(LEAST_S, 50), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.9, 0.99, 1.0]))
-def test_any_percentile_of_the_gaps_to_a_hundredth(values, share):
+def test_gap_percentiles_are_accurate(values, share):
     counts = Counter()
     for value in values:
         counts.update(gaps([[0.0, value]], (0.0, 60.0))["counts"])
@@ -69,7 +69,7 @@ def test_any_percentile_of_the_gaps_to_a_hundredth(values, share):
     ([row([1001.0, 1002.0], (7, 4)), row([1001.0], finished=False, asked=1)], 2.0, (4, 1)),
     ([row([1001.0, 1002.0], tokens=[1, 3])], None, (4,)),  # without any usage nobody knows
 ])  # fmt: skip
-def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage(rows, per_chunk, outputs):
+def test_usage_reveals_hidden_tokens(rows, per_chunk, outputs):
     """Two tokens a chunk by the server's count: so it is with those that were cut off, too, up to those requested."""
     found = run(rows)
     assert (found.stream.tokens_per_chunk, found.samples.output_tokens) == (per_chunk, outputs)
@@ -77,7 +77,7 @@ def test_tokens_that_chunks_do_not_show_are_taken_from_the_usage(rows, per_chunk
 
 
 @given(st.lists(stamps, min_size=2, max_size=6), st.booleans())
-def test_parts_together_are_what_one_process_would_have_found(streams, on_schedule):
+def test_split_load_equals_whole_load(streams, on_schedule):
     sent = [(times, float(i)) for i, times in enumerate(streams)]
     rows = [row(times, (3, len(times)), sent=at, scheduled=at if on_schedule else None) for times, at in sent]
     found = partial(run, window=(1000.5, 1002.5), steps=[(1000.5, 1001.5), (1002.0, 1002.5)], on_schedule=on_schedule)
@@ -90,7 +90,7 @@ def test_parts_together_are_what_one_process_would_have_found(streams, on_schedu
 
 
 @pytest.mark.parametrize(("parts", "on_schedule", "scheduled"), [(1, True, ()), (2, True, ()), (2, False, None)])
-def test_no_requests_are_an_empty_run_and_each_has_its_row_losses_in_the_order_sent(parts, on_schedule, scheduled):
+def test_empty_load_gives_empty_run(parts, on_schedule, scheduled):
     found = run(*[[]] * parts, on_schedule=on_schedule)
     assert (len(found.samples), found.stream.tokens, found.stream.gaps["counts"]) == (0, (), {})
     assert found.stream.scheduled_s == scheduled
@@ -117,7 +117,7 @@ def of_schedule(schedule, window=None, most=None):
 @given(schedules, st.none() | st.integers(1, 5), st.lists(st.tuples(st.floats(0, 300), st.booleans()), max_size=60))
 @example([0.0] * 1200, None, [])
 @example([0.0] * 1200, 1100, [])
-def test_each_request_is_due_once_when_it_may_be_sent_and_connections_wait_for_the_most(schedule, most, looks):
+def test_scheduled_request_is_due_once(schedule, most, looks):
     loop, sent, free = of_schedule(schedule, None, most), [], [0.0] * (most or len(schedule))
     for now, one_ends in [*sorted(looks), (300.0, False)]:
         if most and one_ends and len(sent) > len(free) - most:
@@ -138,7 +138,7 @@ def test_each_request_is_due_once_when_it_may_be_sent_and_connections_wait_for_t
 
 
 @given(schedules, st.integers(1, 40), st.integers(1, 6))
-def test_parts_send_every_request_once_at_its_time_and_share_the_users(schedule, users, processes):
+def test_split_load_sends_every_request(schedule, users, processes):
     number = len(schedule)
     scheduled = {"kind": "open_loop", "schedule": schedule, "window": None}
     for load, name in (({"kind": "closed_loop", "requests": number}, "concurrency"), (scheduled, "most")):
@@ -280,7 +280,7 @@ def opened(schedule, window=None, **more):
 
 
 @pytest.mark.parametrize("part", [(0, 1), (1, 3)])
-def test_a_turn_is_sent_when_the_one_before_it_has_ended_and_its_user_has_thought(play, part):
+def test_turn_waits_for_previous_turn(play, part):
     done = play(closed(2, requests=18, turns=3, think_s=0.5, part=part), lengths=(8,) * 30)
     at = dict(zip(done.bodies, done.played.sent))
     assert len(at) == 18 and {number // 3 % part[1] for number in at} == {part[0]}
@@ -292,7 +292,7 @@ def test_a_turn_is_sent_when_the_one_before_it_has_ended_and_its_user_has_though
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 40])
-def test_a_counted_load_sends_each_request_once_and_as_many_at_once_as_asked(play, concurrency):
+def test_counted_load_sends_requests_once(play, concurrency):
     done = play(closed(concurrency, requests=25))
     assert done.bodies == list(range(25)) and [s.index for s in done.played.sent] == [i % 4 for i in range(25)]
     assert (done.played.most, done.played.opened) == (min(concurrency, 25), concurrency)
@@ -308,7 +308,7 @@ def test_a_counted_load_sends_each_request_once_and_as_many_at_once_as_asked(pla
 
 
 @given(st.integers(1, 9), st.integers(2, 12), st.floats(0.2, 1.0), st.sampled_from([1e-3, 7e-3]), st.floats(0, 1e4))
-def test_a_window_holds_its_load_and_cuts_off_what_is_in_flight(concurrency, tokens, window_s, itl_s, now):
+def test_window_holds_its_concurrency(concurrency, tokens, window_s, itl_s, now):
     with pytest.MonkeyPatch.context() as patch:
         load = closed(concurrency, window_s=window_s)
         done = serve(patch, load, (tokens,) * 4, ttft_s=0.01, itl_s=itl_s, now=now)
@@ -324,7 +324,7 @@ def test_a_window_holds_its_load_and_cuts_off_what_is_in_flight(concurrency, tok
 
 
 @pytest.mark.parametrize(("ttft_s", "most", "late_s"), [(0.001, 1, 0.005), (3.0, 2, 0.0)])
-def test_a_schedule_is_kept_whatever_the_server_does_unless_a_limit_holds_it_back(play, ttft_s, most, late_s):
+def test_schedule_ignores_slow_server(play, ttft_s, most, late_s):
     schedule = [0.002 * i for i in range(100)]
     done = play(opened(schedule, (0.05, 0.15)), ttft_s=ttft_s)
     assert [at - done.began for at in done.sent] == pytest.approx(schedule, abs=1e-4)
@@ -337,7 +337,7 @@ def test_a_schedule_is_kept_whatever_the_server_does_unless_a_limit_holds_it_bac
     assert done.waited == pytest.approx([late_s * i for i in range(20)], abs=1e-3 if late_s else 0)
 
 
-def test_gaps_of_each_step_of_a_ramp_are_apart_and_a_schedule_has_phases(play):
+def test_ramp_step_gaps_stay_apart(play):
     done = play(opened([0.1 * i for i in range(20)], (0.5, 2.0), steps=[[0.5, 1.0], [1.0, 2.0]]))
     assert [sum(each["counts"].values()) for each in done.gaps] == [15 * 7, 5 * 7, 10 * 7]
     found = gaps([[0.0, 1.0, 2.0, 3.0, 3.00001], [2.5], []], (1.0, 3.5))
@@ -348,7 +348,7 @@ def test_gaps_of_each_step_of_a_ramp_are_apart_and_a_schedule_has_phases(play):
     assert endless.due(5.0) and endless.phase(5.0) == "window", "until the last has ended"
 
 
-def test_a_run_of_several_has_the_window_it_is_given_and_an_answer_in_one_piece_as_many_steps_as_asked(play):
+def test_load_run_uses_given_window(play):
     done = play(closed(4), at=60.0, window_s=1.5)
     assert 0 <= done.began - 60.0 < 1e-3
     [(settled, _)] = said_of(done, "settled")
@@ -363,7 +363,7 @@ def test_a_run_of_several_has_the_window_it_is_given_and_an_answer_in_one_piece_
 
 
 @pytest.mark.parametrize("unread", [0, 1])
-def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play, unread):
+def test_progress_comes_twice_per_second(play, unread):
     done = play(closed(4, window_s=2.6), unread=unread)
     told = said_of(done, "progress")
     assert [at - done.began for at, _ in told] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5], abs=0.02)
@@ -380,7 +380,7 @@ def test_progress_is_told_twice_a_second_with_the_rate_since_the_last(play, unre
 # Requests that fail
 
 
-def test_a_load_that_only_fails_or_whose_users_hear_nothing_is_given_up_soon_but_a_twentieth_may_fail(play):
+def test_failing_load_is_given_up(play):
     done = play(closed(3, requests=100_000), fault=dict.fromkeys(range(4), "HTTP 500"))
     assert not any(row[-3] for row in done.samples) and done.first_failure == "HTTP 500 of 0"
     assert [kind for *_, kind in done.failed] == ["HTTP 500"] * 6
@@ -405,7 +405,7 @@ def test_a_load_that_only_fails_or_whose_users_hear_nothing_is_given_up_soon_but
     (500, range(10), 6, 0),  # given up: what was in flight then is cut off, and the rest is told, too
     (30, [9], 3, 27),
 ])  # fmt: skip
-def test_each_request_of_a_schedule_is_told_with_the_time_at_which_it_was_due(play, number, faulty, failed, served):
+def test_lost_requests_keep_due_times(play, number, faulty, failed, served):
     schedule = [0.02 * i for i in range(number)]
     done = play(opened(schedule, (0.0, 0.02 * number)), (1,) * 10, fault=dict.fromkeys(faulty, "HTTP 500"))
     asked = sorted([*(row[2] for row in done.failed), *(row[-1] for row in done.samples), *done.unsent])
@@ -417,7 +417,7 @@ def test_each_request_of_a_schedule_is_told_with_the_time_at_which_it_was_due(pl
 
 
 @pytest.mark.parametrize(("asked", "lost"), [(8, 0), (7, 4)])
-def test_more_tokens_than_were_asked_for_are_no_count_unless_an_answer_may_be_of_any_length(play, asked, lost):
+def test_surplus_tokens_fail_request(play, asked, lost):
     done = play(closed(2, requests=4), (asked,) * 4, counts=8)
     assert [row[4] for row in done.failed] == ["malformed"] * lost
     assert done.first_failure is None or {"8", "7"} <= set(done.first_failure.split())
@@ -428,7 +428,7 @@ def test_more_tokens_than_were_asked_for_are_no_count_unless_an_answer_may_be_of
 
 
 @pytest.mark.parametrize("ramp_up", ["staggered", "burst"])
-def test_a_load_without_steps_has_its_window_all_the_same(play, monkeypatch, ramp_up):
+def test_stalled_load_still_has_window(play, monkeypatch, ramp_up):
     """Of requests that hang for ever no token is a step: lifetimes of four seconds pass, the ramp's if they start one
     after the other, that of settling, and one more."""
     monkeypatch.setattr(Played, "expire", lambda self, now: None)
@@ -464,7 +464,7 @@ def client(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of sockets that end with a process
-def test_loads_are_served_in_turn_until_it_is_closed_and_a_client_that_cannot_start_says_why(client, monkeypatch):
+def test_load_client_serves_loads_successively(client, monkeypatch):
     made = []
     monkeypatch.setattr(load_run, "Bodies", lambda to, *given: made.append((to.port, *given)) or Bodies(to, *given))
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -29,7 +29,7 @@ def fed(parts):
     st.sampled_from([b"", b"X-Sum: 1\r\n", b"A: b\r\nC: d\r\n"]), st.sampled_from([b"", b";name=value", b" ;x"]),
     st.sampled_from([b"", INTERIM]), st.integers(1, 60),
 )  # fmt: skip
-def test_a_body_comes_in_chunks_or_until_the_end_but_not_early(body, sizes, cut, line, trailer, note, before, missing):
+def test_response_body_ends_by_framing(body, sizes, cut, line, trailer, note, before, missing):
     for data, closes in (
         (CHUNKED + chunked(body, sizes, line, trailer, note), False),
         (OK + b"CONTENT-LENGTH:  %d\r\n\r\n" % len(body) + body, False),
@@ -59,7 +59,7 @@ def test_a_body_comes_in_chunks_or_until_the_end_but_not_early(body, sizes, cut,
     (OK + b"Content-Length: 1\r\n\r\nxHTTP/1.1 200 OK", b"x", False),  # what comes unasked
     (CHUNKED + b"1\r\na\r\n0\r\n\r\nHTTP/1.1 200 OK", b"a", False),
 ])  # fmt: skip
-def test_whether_a_connection_may_be_used_again(data, body, reusable):
+def test_connection_reuse_follows_response(data, body, reusable):
     found, got = fed([data])
     assert (got, found.ended, found.reusable) == (body, True, reusable)
     with pytest.raises(Malformed, match="after the end"):
@@ -85,7 +85,7 @@ def test_whether_a_connection_may_be_used_again(data, body, reusable):
     (CHUNKED + b"0\r\nX" + b"x" * response.LINE_LIMIT, "trailer"),
     (INTERIM * 4 + b"HTTP/1.1 102 Processing\r\n\r\n", "interim"),
 ])  # fmt: skip
-def test_what_is_no_response_is_said_to_be_none(data, why):
+def test_malformed_response_is_refused(data, why):
     with pytest.raises(Malformed, match=why):
         fed([data])
 
@@ -96,7 +96,7 @@ texts = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs
 
 
 @given(st.lists(texts, max_size=8), st.sampled_from(["\n", "\r\n", "\r"]), cuts, st.sampled_from(["data: ", "data:"]))
-def test_any_split_gives_the_same_events(data, line, cut, name):
+def test_split_stream_gives_same_events(data, line, cut, name):
     body = "".join(f": ping{line}event: x{line}{name}{text}{line}{line}" for text in data).encode()
     events = Events()
     got = [event for piece in pieces(body, cut) for event in events.feed(piece)] + events.feed(b"\n\n")
@@ -114,12 +114,12 @@ def test_any_split_gives_the_same_events(data, line, cut, name):
     {b"data: a\r": [], b"\ndata: b\r": [], b"\n\r": [b"a\nb"], b"\n": [], b"data: c\n\n": [b"c"]},
     {b"data: [DONE]": [], b"\n\n": [b"[DONE]"], b"\n": []},  # without its blank line: at the end
 ])  # fmt: skip
-def test_events_are_lines_of_data_up_to_a_blank_one(told):
+def test_blank_line_ends_event(told):
     events = Events()
     assert [events.feed(piece) for piece in told] == [*told.values()]
 
 
-def test_an_event_of_one_line_or_many_has_a_limit_of_bytes_and_the_next_one_its_own(monkeypatch):
+def test_event_size_is_limited(monkeypatch):
     events, line, fed = Events(), b"data: " + b"x" * 58 + b"\n", 0
     with pytest.raises(ValueError, match="no end within 16 MiB"):
         while fed < 10 * response.EVENT_LIMIT:
@@ -161,7 +161,7 @@ def read(data, cut=(), closed=False):
 
 
 @given(st.integers(1, 20), cuts)
-def test_every_token_is_stamped_with_the_piece_that_completes_it(count, cut):
+def test_completing_piece_stamps_token(count, cut):
     events = [token() for _ in range(count)] + [token("", "length"), usage(7, count), DONE]
     body, one = stream(*events), len(stream(token()))
     answer = read(whole(*events), cut)
@@ -195,7 +195,7 @@ def test_every_token_is_stamped_with_the_piece_that_completes_it(count, cut):
     ([{"delta": {}}], 0),
     ([{"text": " a"}, {"text": " b"}, {"delta": {"content": "c", "reasoning": "d"}}], 3),  # of all, in one chunk
 ])  # fmt: skip
-def test_what_bears_a_token(choices, tokens):
+def test_tokens_are_counted_per_chunk(choices, tokens):
     answer = read(whole(token(), told(choices=choices), DONE))
     assert list(answer.tokens) == ([1, tokens] if tokens else [1]) and len(answer.times) == len(answer.tokens)
 
@@ -207,7 +207,7 @@ NAMES, CACHED = ("prompt_tokens", "completion_tokens"), "prompt_tokens_details"
     *(({NAMES[0]: n, NAMES[1]: n, CACHED: {"cached_tokens": n}}, (n, n), n) for n in (0, 1, MOST)),
     *(({"prompt_tokens": 3, **more}, (3, None), None) for more in ({}, {CACHED: None}, {CACHED: {}})),
 ])  # fmt: skip
-def test_a_count_of_the_server_is_taken_and_one_that_it_does_not_tell_is_open(sent, counts, cached):
+def test_server_token_counts_are_taken(sent, counts, cached):
     answer = read(whole(token(), told(choices=[], usage=sent), DONE))
     assert (answer.usage, answer.cached) == (counts, cached)
 
@@ -220,12 +220,12 @@ def test_a_count_of_the_server_is_taken_and_one_that_it_does_not_tell_is_open(se
     *((b"HTTP/1.1 103 Early\r\nLink: </a>\r\n\r\nHTTP/1.1 %s\r\n\r\n" % kind + stream(token(), DONE), True, True, 1)
       for kind in (b"200\r\nContent-Type: Text/Event-Stream;charset=UTF-8", b"201\r\nContent-Type: text/event-stream")),
 ])  # fmt: skip
-def test_a_stream_that_is_well_is_known_by_its_type_in_any_case_and_may_be_created(data, closed, complete, tokens):
+def test_valid_stream_is_recognized(data, closed, complete, tokens):
     answer = read(data, closed=closed)
     assert (answer.response.ended, answer.complete, len(answer.times)) == (complete, complete, tokens)
 
 
-def test_heads_lines_of_chunks_texts_of_errors_and_answers_may_be_as_long_as_their_limits(monkeypatch):
+def test_response_sizes_reach_their_limits(monkeypatch):
     answer = Answer()
     answer.read(0.0, b"HTTP/1.1 500 No\r\n\r\n" + b"x" * ((1 << 16) - 1))
     with pytest.raises(RequestFailed) as caught:
@@ -252,7 +252,7 @@ NOTHING = told(choices=[{"delta": {"content": ""}}])
     ([token(), token(), token("a", "length")], {2: 3, 3: 3}),  # one with a text of its own is a token in any case
     ([token(""), *[token()] * 3], {3: 3, 4: 4}),
 ])  # fmt: skip
-def test_a_last_chunk_that_repeats_another_is_a_token_if_counted_and_what_follows_a_reason_none(events, counts):
+def test_repeated_last_chunk_follows_usage(events, counts):
     for counted, tokens in counts.items():
         answer = read(whole(*events, usage(3, counted), DONE), (len(HEAD),))
         assert len(answer.times) == tokens == len(answer.tokens)
@@ -266,7 +266,7 @@ def test_a_last_chunk_that_repeats_another_is_a_token_if_counted_and_what_follow
     b'data: {"error": null, "choices": []}\n\n', b'data: {"error": "", "usage": null}\n\n', b"retry: 3\nid: 7\n\n",
     b'data: {"type": "ping"}\n\n',
 ])  # fmt: skip
-def test_what_the_standards_allow_is_read(odd):
+def test_odd_valid_events_are_read(odd):
     for body in (odd + stream(token(), DONE), stream(token()) + odd + stream(DONE), stream(token(), b"[DONE]  ") + odd):
         answer = read(HEAD + chunked(b"\xef\xbb\xbf" + body, []), range(0, 2000, 7))
         assert (answer.complete, len(answer.times)) == (True, 1)
@@ -277,7 +277,7 @@ def test_what_the_standards_allow_is_read(odd):
     (stream(told(error={"message": "no model"})), "no model"), (stream(token(), token(finish="abort")), "abort"),
     (stream(b"{what"), "what"), (b'{"data": [{"index": 0}]}', None), (b'{"error": "no such model"}', "no such model"),
 ])  # fmt: skip
-def test_an_error_is_found_in_a_whole_stream_or_answer(body, why):
+def test_stream_error_is_found(body, why):
     found = error_in(body, streamed=not body.startswith(b"{"))
     assert found is None if why is None else why in found
 
@@ -286,7 +286,7 @@ def test_an_error_is_found_in_a_whole_stream_or_answer(body, why):
     ({"text": " a", "token_ids": [5]}, 4, 4), ({"text": " a", "token_ids": [5] * 3}, 4, 3),
     ({"text": " a"}, 4, response.PER_TOKEN * 4 + response.MORE_CHUNKS), ({"text": " a", "token_ids": [5]}, 1, 1),
 ])  # fmt: skip
-def test_tokens_without_end_are_refused_once_there_are_more_than_were_asked_for(chunk, wanted, most):
+def test_endless_tokens_are_refused(chunk, wanted, most):
     answer = Answer(wanted)
     answer.read(0.0, EVENT_STREAM + b"\r\n")
     with pytest.raises(RequestFailed, match=f"of a request for {wanted}") as caught:
@@ -325,7 +325,7 @@ PLAIN = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2
        "error in the stream") for what in (b"{}", b"gone", b"")),
 ])  # fmt: skip
 @pytest.mark.parametrize("cut", [(), range(0, 2000)], ids=["whole", "bytes"])
-def test_a_failure_has_a_reason_and_is_of_a_kind(data, closed, why, kind, cut):
+def test_request_failure_has_its_kind(data, closed, why, kind, cut):
     with pytest.raises(RequestFailed, match=why) as caught:
         read(data, cut, closed)
     assert caught.value.kind == kind
@@ -338,7 +338,7 @@ def result_of(told, status=b"200 OK"):
 
 
 @given(cuts, st.sampled_from(["data", "results"]))
-def test_a_result_is_one_output_at_the_time_of_its_last_piece(cut, name):
+def test_result_counts_as_one_token(cut, name):
     found, counts = Answer(1, streamed=False), {"prompt_tokens": 64, "total_tokens": 64}
     parts = pieces(result_of({name: [{"embedding": "AAAA" * 20}], "usage": counts}), cut)
     for at, part in enumerate(parts):
@@ -357,7 +357,7 @@ def test_a_result_is_one_output_at_the_time_of_its_last_piece(cut, name):
     (result_of({"data": [1]}, b"503"), "HTTP 503"),
     (result_of({"data": [1]})[:-3], "broke off"),
 ], ids=range(7))  # fmt: skip
-def test_what_is_no_result_fails_its_request(answer, kind):
+def test_missing_result_fails_request(answer, kind):
     found = Answer(1, streamed=False)
     with pytest.raises(RequestFailed) as caught:
         found.read(1.0, answer)

@@ -27,7 +27,7 @@ keys = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=SHOR
     ("https://host", b"POST / HTTP/1.1", b"host", 443),
     ("http://[::1]:81/x", b"POST /x HTTP/1.1", b"[::1]:81", 81),
 ])  # fmt: skip
-def test_a_request_in_bytes(url, line, host, port):
+def test_request_is_encoded_completely(url, line, host, port):
     target = Target(url, {"Authorization": "Bearer key1"})
     head, _, body = Bodies(target, ['{"prompt": "\u00e9"}']).of(0).partition(b"\r\n\r\n")
     first, *lines = head.split(b"\r\n")
@@ -38,7 +38,7 @@ def test_a_request_in_bytes(url, line, host, port):
 
 
 @given(keys, st.text(max_size=30), st.text(max_size=30))
-def test_a_key_is_in_no_text_the_longest_goes_first_and_a_long_failure_ends_behind_a_word(key, before, after):
+def test_failure_text_hides_key(key, before, after):
     target = Target("http://host/", {"Authorization": f"Bearer {key}", "X-Api-Key": key})
     for said in (key, f"Bearer {key}"):
         text = target.shown(before + said + after)
@@ -56,7 +56,7 @@ def test_a_key_is_in_no_text_the_longest_goes_first_and_a_long_failure_ends_behi
     *((url, {}) for url in ("host:80/v1", "ftp://host/", "http://", "http://me:secret@host/", "http://host:x/")),
     *(("http://host/", header) for header in ({"A": "b\r\nC: secret"}, {"A\n": "secret"}, {"\u00e9": "secret"})),
 ])  # fmt: skip
-def test_a_wrong_url_or_header_is_refused_without_the_secret(url, header):
+def test_refused_url_hides_secret(url, header):
     with pytest.raises(ValueError) as caught:
         Target(url, {"Authorization": "Bearer secret", **header})
     assert "secret" not in str(caught.value)
@@ -68,7 +68,7 @@ def test_a_wrong_url_or_header_is_refused_without_the_secret(url, header):
     (["<>"], ["1", "2"], [range(3)], "1 2 1"),  # after the last round comes the first
     (["<>", "-<><>"], [f"r{i}" for i in range(9)], [(0, 3), [0], (0, 1, 2)], "r0 -r1<> r2 r3 -r3<> r4"),
 ])  # fmt: skip
-def test_each_round_has_a_text_of_its_own_and_loads_go_on_with_the_next(bodies, rounds, loads, sent):
+def test_each_round_has_fresh_text(bodies, rounds, loads, sent):
     made, found = Bodies(TARGET, bodies, "<>", rounds), []
     for numbers in loads:
         for number in numbers:
@@ -169,7 +169,7 @@ def line(open_line):
 
 
 @pytest.mark.parametrize("cut", [(), range(0, 2000, 7), range(2000)], ids=["whole", "sevens", "bytes"])
-def test_an_answer_comes_whole_however_it_is_cut(line, cut):
+def test_split_answer_arrives_whole(line, cut):
     streams, before = line.streams, time.monotonic()
     one, there = line.begin()
     data = pieces(WHOLE, cut)
@@ -183,7 +183,7 @@ def test_an_answer_comes_whole_however_it_is_cut(line, cut):
     assert (streams.tokens_read, streams.pieces, streams._unread_bytes) == (3, streams.pieces_read, 0)
 
 
-def test_a_request_larger_than_any_buffer_is_sent_to_its_end(line):
+def test_large_request_is_sent_completely(line):
     body = bytes(range(256)) * 40_000
     one = line.send(body)
     line.until(lambda: one.sent)
@@ -198,7 +198,7 @@ def test_a_request_larger_than_any_buffer_is_sent_to_its_end(line):
     assert line.over(one).failure is None
 
 
-def test_connections_are_kept_and_used_again_opened_ahead_and_replaced_where_one_was_closed_meanwhile(open_line):
+def test_closed_idle_connection_is_replaced(open_line):
     """The server closed just as it was sent: it has waited since the first time."""
     line = open_line()
     streams, (one, first), (two, second) = line.streams, line.begin(), line.begin()
@@ -241,7 +241,7 @@ def test_connections_are_kept_and_used_again_opened_ahead_and_replaced_where_one
     (b"SSH-2.0-OpenSSH\r\n", False, "malformed", ["SSH"]),
     (b"HTTP/1.1 500 No\r\n\r\nno room for Bearer sk-nobody-may-see", False, "HTTP 500", ["no room for ", HIDDEN]),
 ])  # fmt: skip
-def test_a_failure_has_a_kind_facts_and_a_time_but_no_key_and_a_good_end_is_none(line, data, reset, kind, facts):
+def test_failed_stream_tells_its_kind(line, data, reset, kind, facts):
     one, there = line.begin()
     there.sendall(data)
     if reset:
@@ -261,7 +261,7 @@ def test_a_failure_has_a_kind_facts_and_a_time_but_no_key_and_a_good_end_is_none
     (ConnectionRefusedError(111, "refused", "10.0.0.1"), "ConnectionRefusedError: refused"),
     (OSError("alone"), "OSError: alone"),
 ])  # fmt: skip
-def test_without_a_connection_each_request_says_why_without_the_address(open_line, monkeypatch, error, told):
+def test_missing_connection_is_explained(open_line, monkeypatch, error, told):
     if error:
         monkeypatch.setattr(module.socket, "getaddrinfo", Mock(side_effect=error))
     began, line = time.monotonic(), open_line(listens=False, waiting=4)
@@ -276,7 +276,7 @@ def test_without_a_connection_each_request_says_why_without_the_address(open_lin
 # Ends
 
 
-def test_those_that_last_too_long_end_in_the_order_sent_and_what_is_cut_off_keeps_what_has_come(open_line):
+def test_expired_requests_time_out(open_line):
     line = open_line(timeout_s=5.0)
     streams, ((one, first), (two, _), (three, _)) = line.streams, [line.begin() for _ in range(3)]
     first.sendall(ENDLESS + stream(token(), token()))
@@ -308,7 +308,7 @@ def test_those_that_last_too_long_end_in_the_order_sent_and_what_is_cut_off_keep
     assert not two.sent, "it is not sent for another"
 
 
-def test_a_turn_fetches_first_reads_when_nothing_comes_or_too_much_is_unread_and_waits_no_longer(line, monkeypatch):
+def test_turn_fetches_before_it_reads(line, monkeypatch):
     streams, (one, there) = line.streams, line.begin()
     there.sendall(ENDLESS + stream(token()))
     line.until(lambda: streams.pieces)
@@ -330,7 +330,7 @@ def test_a_turn_fetches_first_reads_when_nothing_comes_or_too_much_is_unread_and
     assert line.streams.pieces == 3
 
 
-def test_a_piece_has_the_time_at_which_it_came_and_not_that_of_its_fetch(line):
+def test_piece_has_arrival_time(line):
     """The kernel begins to stamp some time after it was asked to, and until then stamps what is fetched."""
     one, there = line.begin()
     for _ in range(100):
@@ -368,12 +368,12 @@ def planted(streams, *stamped, sent=10.0, tokens=1):
     ([(11.0, 10.9, None)], [11.0]),
     ([(11.0, 10.9, 1010.8), (12.0, 11.0, 1010.7), (13.0, 12.0, 1012.5)], [10.8, 12.0, 12.5]),  # never back
 ])  # fmt: skip
-def test_a_stamp_of_the_kernel_counts_where_it_can_be_true(line, stamped, times):
+def test_plausible_kernel_stamp_is_used(line, stamped, times):
     assert planted(line.streams, *stamped) == pytest.approx(times)
 
 
 @pytest.mark.parametrize(("polled", "sent", "doubt_s"), [(10.4, 10, 0.6), (10.4, 10.7, 0.3), (11.5, 10, 0), (9, 10, 1)])
-def test_chunks_that_came_together_are_in_doubt_since_nobody_looked_and_one_alone_is_not(line, polled, sent, doubt_s):
+def test_joint_chunks_are_in_doubt(line, polled, sent, doubt_s):
     streams = line.streams
     planted(streams, (11.0, 5.0, None), (12.0, 11.0, None))
     assert (streams.doubt_s, streams.most_doubt_s, streams.tokens_read, streams.pieces_read) == (0, 0, 2, 2)
@@ -386,7 +386,7 @@ def test_chunks_that_came_together_are_in_doubt_since_nobody_looked_and_one_alon
     assert streams.most_doubt_s == pytest.approx(max(0.2, doubt_s))
 
 
-def test_the_first_address_that_accepts_is_taken_else_the_last(open_line, monkeypatch):
+def test_first_accepting_address_is_taken(open_line, monkeypatch):
     port, nobody = (open_line(listens=there).port for there in (True, False))
     for *ports, chosen in ((nobody, port, nobody, port), (port, nobody, port), (nobody, nobody), (nobody, 1, 1)):
         found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", each)) for each in ports]
@@ -423,7 +423,7 @@ def play(lengths, users, steps, at_once=False):
 
 
 @given(st.integers(1, 12), st.integers(3, 20), st.lists(st.integers(5, 30), min_size=40, max_size=40))
-def test_streams_show_every_step_once_and_a_convoy_has_a_step_more_than_its_tokens(users, length, lengths):
+def test_streams_show_every_step(users, length, lengths):
     changes = 60 / length + 1
     assert 60 - changes <= len(play([length] * 10_000, users, 60)) <= 60 + changes
     users, length = max(users, 2), max(length, 4)
@@ -439,7 +439,7 @@ def led(*times):
 
 
 @pytest.mark.parametrize(("late_s", "counted"), [(0.04, []), (0.06, [0.36])])
-def test_the_youngest_that_decodes_leads_and_not_one_that_has_failed_or_has_no_chunk_yet(late_s, counted):
+def test_youngest_decoding_stream_leads(late_s, counted):
     """Steps of 0.1 s: the next leader tells of the last one 0.04 s later, and of the first new one 0.06 s later."""
     in_flight, lead = led([0.0, 0.05 + late_s + 0.25], [0.1, 0.2, 0.3])
     assert lead.steps() == [0.1, 0.2, 0.3]

@@ -63,12 +63,12 @@ UNIFORM = group("UniformTypeKVCacheSpecs", kv_cache_specs={"0": FULL.kv_cache_sp
     ([FULL, group("ChunkedLocalAttentionSpec")], None),
     ([], None),
 ])  # fmt: skip
-def test_windows_of_the_groups_of_layers_and_none_of_a_release_without_groups(groups, windows):
+def test_layer_groups_tell_their_windows(groups, windows):
     assert slm_facts.group_windows(SimpleNamespace(kv_cache_groups=groups)) == windows
     assert slm_facts.group_windows(None) is slm_facts.group_windows(SimpleNamespace()) is None
 
 
-def test_stages_are_the_seconds_of_the_worker_s_methods_less_compiling_each_once(monkeypatch):
+def test_start_stages_exclude_compiling(monkeypatch):
     for module, kind in zip(slm_facts.WORKERS, (Worker, CPUWorker)):
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{kind.__name__: kind}))
     monkeypatch.setattr(slm_facts.time, "monotonic", lambda: clock[0])

@@ -42,7 +42,7 @@ def play(loop, lifetime, seconds, limit=2_000):
 
 @given(concurrencies, lifetimes, settles, windows, step_lengths, st.sampled_from(RAMPS))
 @example(3, 1, 0.0, 0.05, [0.1], "burst")
-def test_a_loop_ramps_up_settles_and_has_a_window(concurrency, lifetime, settle, window_s, seconds, ramp_up):
+def test_closed_loop_settles_before_window(concurrency, lifetime, settle, window_s, seconds, ramp_up):
     spread = ramp_up == "staggered"
     played = play(ClosedLoopPacer(concurrency, lifetime, settle, window_s, ramp_up=ramp_up), lifetime, seconds)
     assert max(played.in_flight) == concurrency, "never more than asked for, and all of them after one lifetime"
@@ -65,7 +65,7 @@ def test_a_loop_ramps_up_settles_and_has_a_window(concurrency, lifetime, settle,
 
 
 @given(concurrencies, lifetimes, st.integers(1, 80), st.floats(0, 1.5))
-def test_users_start_evenly_over_a_lifetime_and_counted_requests_at_once(concurrency, lifetime, requests, steps):
+def test_users_start_evenly(concurrency, lifetime, requests, steps):
     started = play(ClosedLoopPacer(concurrency, lifetime, window_s=0.1), lifetime, [0.1]).started
     assert started[0] == 1
     even = [concurrency * step / lifetime for step in range(lifetime + 1)]
@@ -83,9 +83,7 @@ def test_users_start_evenly_over_a_lifetime_and_counted_requests_at_once(concurr
 
 
 @given(concurrencies, lifetimes, step_lengths, st.floats(1.0, 3.0), st.sampled_from(RAMPS))
-def test_a_shared_window_ends_as_told_and_a_convoys_with_its_last_period(
-    concurrency, lifetime, seconds, wanted, ramp_up
-):
+def test_shared_window_ends_as_told(concurrency, lifetime, seconds, wanted, ramp_up):
     loop = ClosedLoopPacer(concurrency, lifetime, 1.0, 0.01, ramp_up=ramp_up, gated=True)
     period_s = (lifetime + 1) * max(seconds)  # at most
     begins = 2 * lifetime * max(seconds)
@@ -103,7 +101,7 @@ def test_a_shared_window_ends_as_told_and_a_convoys_with_its_last_period(
 
 
 @given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=30).map(sorted), st.lists(st.floats(0.0, 12.0)).map(sorted))
-def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
+def test_schedule_never_sends_early(times, looks):
     schedule, sent = SchedulePacer(times), []
     for now in [*looks, 12.0]:
         for _ in range(schedule.users_due(now)):
@@ -121,7 +119,7 @@ def test_a_schedule_sends_what_is_due_each_once_and_never_before(times, looks):
     st.sampled_from(["none", "static", "dynamic"]), st.lists(st.floats(0, 10), min_size=1, max_size=30).map(sorted),
     st.integers(1, 8), st.floats(0.0, 2.0), st.floats(0.01, 3.0),
 )  # fmt: skip
-def test_batches_are_made_of_all_requests_in_order_and_of_none_before_it_comes(batching, times, most, wait_s, lasts_s):
+def test_batches_keep_arrival_order(batching, times, most, wait_s, lasts_s):
     free = 0.0
 
     def serve(starts, rows, tokens, first):
@@ -148,7 +146,7 @@ def test_batches_are_made_of_all_requests_in_order_and_of_none_before_it_comes(b
 
 
 @given(concurrencies, st.integers(1, 9), st.integers(1, 80), st.randoms())
-def test_a_user_thinks_between_the_turns_of_a_conversation_and_then_begins_the_next(users, turns, requests, chance):
+def test_user_thinks_between_turns(users, turns, requests, chance):
     """Whoever ends next; and the users begin at different turns."""
     loop = ClosedLoopPacer(users, 1.0, requests=requests, turns=turns, think_s=2.0)
     last = dict.fromkeys(range(users))

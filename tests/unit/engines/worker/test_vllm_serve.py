@@ -18,7 +18,7 @@ WITHOUT = [[], [(b"authorization", b"Bearer another")], [(b"authorization", b"a-
     *(("http", path, [(b"accept", b"*/*"), KEY], REACHED) for path in ("/v1/completions", "/")),
     *((kind, path, [], REACHED) for kind, path in (("http", "/health"), ("http", "/metrics"), ("lifespan", "/"))),
 ])  # fmt: skip
-def test_without_the_key_nothing_behind_it_is_reached(monkeypatch, kind, path, headers, found):
+def test_request_without_key_is_refused(monkeypatch, kind, path, headers, found):
     monkeypatch.setenv("SLM_KEY", "a-key")
     app, send = AsyncMock(), AsyncMock()
     asyncio.run(Guard(app)({"type": kind, "path": path, "headers": headers}, None, send))

@@ -105,7 +105,7 @@ def rows(answer):
     return [SimpleNamespace(**dict(zip(names, row))) for row in answer["samples"]]
 
 
-def test_a_counted_loop_serves_exactly_so_many_and_counts_failures_and_a_window_cuts_off_what_is_in_flight(serve):
+def test_counted_loop_serves_exact_number(serve):
     first, server = serve(COUNTED)
     for answer in (first, asyncio.run(server.run(COUNTED))):
         assert [row.output for row in rows(answer)] == [LENGTH] * 7
@@ -130,7 +130,7 @@ def test_a_counted_loop_serves_exactly_so_many_and_counts_failures_and_a_window_
 @pytest.mark.parametrize(("taken", "has"), [
     ("structured_outputs", "StructuredOutputsParams"), ("guided_decoding", "GuidedDecodingParams"),
 ])  # fmt: skip
-def test_a_schema_is_asked_for_as_releases_take_it_and_complete_json_ends(worker, monkeypatch, taken, has, serve):
+def test_structured_output_uses_release_api(worker, monkeypatch, taken, has, serve):
     module = SimpleNamespace(**{has: lambda json: ("by", json)}, RequestOutputKind=SimpleNamespace(FINAL_ONLY=2))
     told = {"SamplingParams": lambda **given: given, "sampling_params": module}
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(**told))
@@ -154,7 +154,7 @@ def test_a_schema_is_asked_for_as_releases_take_it_and_complete_json_ends(worker
     assert f"after {LENGTH} tokens" in failed["first_failure"] and not rows(failed)
 
 
-def test_prompts_have_other_ids_in_each_round_and_adapters_that_are_loaded_once(serve, worker, monkeypatch):
+def test_each_round_has_fresh_prompts(serve, worker, monkeypatch):
     """Two prompts, of which the second is too short for a place; seven requests are four rounds of the first."""
     _, server = serve(COUNTED)
     server.places, server.rounds = [1, None], [[90 + n] for n in range(9)]
@@ -188,7 +188,7 @@ def test_prompts_have_other_ids_in_each_round_and_adapters_that_are_loaded_once(
 @pytest.mark.parametrize(("engine", "row"), [
     ({"cut": True}, (1.0, None, None, 0, False)), ({"stamped": False}, (None, None, None, LENGTH, True))
 ])  # fmt: skip
-def test_of_a_schedule_all_come_at_once_and_one_without_stamps_has_none_and_its_tokens_are_counted(serve, engine, row):
+def test_scheduled_requests_come_at_once(serve, engine, row):
     answer, _ = serve(AT_ONCE, **engine)
     found = [(one.admitted, one.first, one.last, one.output, one.finished) for one in rows(answer)]
     assert found == [row] * 9 and max(one.sent for one in rows(answer)) - answer["began"] < 0.1
@@ -197,7 +197,7 @@ def test_of_a_schedule_all_come_at_once_and_one_without_stamps_has_none_and_its_
 
 
 @pytest.mark.parametrize(("load", "served"), [(WINDOW, 0), (COUNTED, 0), (COUNTED, USERS)])
-def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_ends(worker, serve, load, served):
+def test_failing_load_is_given_up(worker, serve, load, served):
     answer, server = serve(load | {"requests": load["requests"] and 1000}, refused=range(served, 10_000))
     least, failed = worker.FAILURES_UNTIL_GIVEN_UP, len(answer["failed"])
     assert least <= failed < least + USERS and server.engine.came == failed + len(rows(answer))
@@ -205,7 +205,7 @@ def test_a_load_that_only_fails_is_given_up_after_five_and_what_is_in_flight_end
 
 
 @pytest.mark.parametrize("load", [WINDOW, COUNTED, AT_ONCE])
-def test_an_engine_without_steps_is_not_waited_for_and_told_before_the_worker_ends(worker, monkeypatch, load):
+def test_stalled_engine_is_reported(worker, monkeypatch, load):
     monkeypatch.setattr(worker, "STALL_S", 0.1)
     prompts = {"op": "load", "prompts": [[1, 2]], "output_tokens": [LENGTH], "kind": "generate"}
     given = {}, prompts, {"op": "run", "load": load}
@@ -239,7 +239,7 @@ THREE = {"num_generation_tokens": 7, "time_to_first_tokens_iter": [0.1], "inter_
     (FULL, {"num_generation_tokens": 0}, []),
     (FULL, None, []),
 ])  # fmt: skip
-def test_the_stat_logger_takes_what_is_there_and_has_all_calls(worker, monkeypatch, scheduler, iteration, rows):
+def test_stat_logger_accepts_any_release(worker, monkeypatch, scheduler, iteration, rows):
     monkeypatch.setattr(worker.StepTrace, "rows", [])
     trace = worker.StepTrace("config", 0, unheard_of=1)
     trace.record(scheduler, None if iteration is None else SimpleNamespace(**iteration), "more", engine_idx=0)
@@ -248,7 +248,7 @@ def test_the_stat_logger_takes_what_is_there_and_has_all_calls(worker, monkeypat
 
 
 @pytest.mark.parametrize(("steps", "rate"), [(0, None), (1, None), (100, 10.0)])
-def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monkeypatch, steps, rate):
+def test_recent_throughput_skips_first_step(worker, monkeypatch, steps, rate):
     monkeypatch.setattr(worker, "PROGRESS_S", 0.001)
     monkeypatch.setattr(worker.StepTrace, "rows", [(float(i), 0, 0, 10) for i in range(steps)])
     say = AsyncMock(side_effect=asyncio.CancelledError)
@@ -260,7 +260,7 @@ def test_recent_throughput_leaves_out_the_tokens_of_its_first_step(worker, monke
     assert say.call_args.kwargs["tokens_per_s"] == rate
 
 
-def test_limits_that_a_release_does_not_report_are_none_and_an_argument_it_lacks_is_a_variable(worker, monkeypatch):
+def test_unreported_limits_are_unknown(worker, monkeypatch):
     told = {
         "cache": {"num_gpu_blocks": 10, "block_size": 16, "enable_prefix_caching": False},
         "model": {"max_model_len": 128, "dtype": "torch.float16"}, "compilation": {"cudagraph_capture_sizes": (1, 2)},
@@ -302,9 +302,7 @@ NOT_ENABLED, FULL_DISK = RuntimeError("Profiling is not enabled"), OSError("No s
     (Profiling, {"start": NOT_ENABLED}, f"RuntimeError: {NOT_ENABLED}", []),
     (Profiling, {"stop": FULL_DISK}, f"OSError: {FULL_DISK}", ["start"]),
 ])  # fmt: skip
-def test_the_profiler_is_on_in_a_short_window_and_spoils_nothing(
-    worker, serve, monkeypatch, kind, broken, problem, told
-):
+def test_profiler_covers_short_window(worker, serve, monkeypatch, kind, broken, problem, told):
     monkeypatch.setattr(worker, "PROFILED_S", 0.1)
     answer, server = serve(WINDOW | {"window_s": 60.0}, op="profile", kind=kind, **broken)
     assert answer == {"event": "profiled", "problem": problem}
@@ -321,7 +319,7 @@ def test_the_profiler_is_on_in_a_short_window_and_spoils_nothing(
     ("cpu", "uni", None, "spawn"),  # the model is in the core, and OpenMP cannot be forked
     ("cuda", "mp", None, "spawn"),
 ])  # fmt: skip
-def test_the_core_is_forked_on_the_cpu_and_spawns_the_model(worker, monkeypatch, device, executor, chosen, method):
+def test_core_is_forked_on_cpu(worker, monkeypatch, device, executor, chosen, method):
     in_child = []
     monkeypatch.setattr(os, "register_at_fork", lambda after_in_child: in_child.append(after_in_child))
     monkeypatch.setenv(worker.START_METHOD, "spawn")  # as the configuration leaves it
@@ -341,7 +339,7 @@ class Limited(Engine):
 
 @pytest.mark.parametrize("load", [WINDOW, COUNTED])
 @pytest.mark.parametrize("asks", ["embed", "rerank"])
-def test_a_request_for_a_result_has_one_output_at_once_and_awaits_others(serve, load, asks, worker):
+def test_pooling_request_has_one_output(serve, load, asks, worker):
     answer, server = serve(load, kind=Limited, asks=asks)
     found = [row for row in rows(answer) if row.finished]
     assert server.engine.asked == f"for {asks}" and len(found) >= USERS
