@@ -479,8 +479,8 @@ def _own_findings(curve: Curve) -> Iterator[tuple[str, str]]:
 
 
 THROUGHPUT_NOTE = (
-    "Whiskers: 95% interval. Shaded: the plateau. Thin line: the fitted model. Dashed: the roofline, and loads that are "
-    "predicted. Hollow: questionable, or predicted."
+    "Whiskers: 95% interval. Shaded: the plateau. Thin line: the fitted model. Dashed: the roofline, and loads that "
+    "are predicted. Hollow: questionable, or predicted."
 )
 BOTH_RATES_NOTE = " Where both rates part, the GPU waits for its host."
 
