@@ -20,7 +20,7 @@ with Archive.open(sys.argv[1]) as archive:
 
 
 @EACH
-def test_killed_while_it_appends(tmp_path, name):
+def test_killed_writer_keeps_added_measurements(tmp_path, name):
     paths = os.pathsep.join(filter(None, [str(TESTS / "support"), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-c", WRITER, str(tmp_path / name)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths}) as writer:

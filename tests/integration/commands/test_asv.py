@@ -44,7 +44,7 @@ def tags(repository: Path) -> dict[str, str]:
     return {name: commit for name, kind, commit in map(str.split, lines) if kind == "commit"}
 
 
-def test_a_commit_and_a_tag_stand_for_each_release_everywhere_and_however_it_was_made(tmp_path, monkeypatch) -> None:
+def test_release_commits_are_reproducible(tmp_path, monkeypatch) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     assert asv.make_repository(one, OLD) == 3
     settings = tmp_path / "settings"
@@ -61,7 +61,7 @@ def test_a_commit_and_a_tag_stand_for_each_release_everywhere_and_however_it_was
 
 
 @in_checkout
-def test_every_result_that_is_kept_is_of_a_release_of_the_list(tmp_path) -> None:
+def test_kept_results_name_listed_releases(tmp_path) -> None:
     asv.make_repository(tmp_path / "releases", asv.releases_in(asv.initial_files()[asv.RELEASES]))
     known, paths = tags(tmp_path / "releases"), (CHECKOUT / "benchmarks/asv/results").glob("*/*.json")
     kept = [json.loads(path.read_text("utf-8")) for path in paths if path.name != "machine.json"]
@@ -82,7 +82,7 @@ def commands(heading: str) -> list[list[str]]:
 
 
 @in_checkout
-def test_a_history_is_kept_as_the_page_says_and_asv_finds_the_slow_release(tmp_path, monkeypatch, capfd) -> None:
+def test_asv_history_finds_slow_release(tmp_path, monkeypatch, capfd) -> None:
     """Only what installs, measures or serves the page is not run. The last release is 20% slower: that, and nothing
     else, is a regression."""
     for name in ("HOME", "ASV_CONF_DIR"):  # away from the user's own settings
@@ -136,7 +136,7 @@ def published(tmp_path_factory) -> Path:
     return folder
 
 
-def test_publish_names_each_cost_that_changes_its_level_and_where(published, capsys) -> None:
+def test_publish_names_each_cost_step(published, capsys) -> None:
     seen = said(capsys, "asv", "publish", "--into", published)
     assert (seen.status, seen.err) == (0, "")
     *steps, last = seen.out.splitlines()
@@ -147,7 +147,7 @@ def test_publish_names_each_cost_that_changes_its_level_and_where(published, cap
 
 
 @needs_browser
-def test_the_page_draws_its_curves_and_asks_nobody_but_its_own_folder(published, capsys) -> None:
+def test_published_page_needs_no_network(published, capsys) -> None:
     said(capsys, "asv", "publish", "--into", published)
     asked, wrong = list[str](), list[str]()
     served = partial(SimpleHTTPRequestHandler, directory=published / ".asv/html")
@@ -171,7 +171,7 @@ def test_the_page_draws_its_curves_and_asks_nobody_but_its_own_folder(published,
     assert len(asked) > 10 and [url for url in asked if not url.startswith(home)] == wrong == []
 
 
-def test_each_script_is_the_published_one_and_what_is_not_beside_the_page_is_told() -> None:
+def test_page_scripts_match_published_files() -> None:
     """Where npm has the very file that asv's page asks for, its integrity says so."""
     page = (Path(asv_package.__file__).parent / "www/index.html").read_text("utf-8")
     asked = re.findall(r'(?:src|href)="https://[^"]*/([^"/]+)" integrity="(sha\d+)-([^"]+)"', page)

@@ -48,7 +48,7 @@ def sound(found):
     return found
 
 
-def test_a_number_of_requests_gives_a_record_a_page_and_an_export_of_the_same_numbers(there, command, tmp_path):
+def test_record_page_export_numbers_agree(there, command, tmp_path):
     words = ("--max-concurrency=4", "--num-prompts=40", "--json", "--html=out.html", "--export=vllm-bench=bench.json")
     found, told = sound(json.loads(command(*words).out)), json.loads((tmp_path / "bench.json").read_text("utf-8"))
     (m,) = kept()
@@ -68,7 +68,7 @@ def test_a_number_of_requests_gives_a_record_a_page_and_an_export_of_the_same_nu
     assert point.concurrency == 4 and point.e2e_repeats == pytest.approx((found["tpot_s"],))
 
 
-def test_several_rates_are_one_table_which_report_prints_again(command, capsys, tmp_path):
+def test_request_rates_share_one_table(command, capsys, tmp_path):
     seen = command("--request-rate=20,60", *TIMING, SLO, "--export=vllm-bench=results/")
     slow, fast = kept()
     assert (slow.load.rate, fast.load.rate) == (20, 60) and slow.workload.hash != fast.workload.hash
@@ -83,7 +83,7 @@ def test_several_rates_are_one_table_which_report_prints_again(command, capsys, 
 
 
 @pytest.mark.parametrize(("rate", "burstiness"), [("inf", "1"), ("80", "0.25")])
-def test_a_job_sends_its_arrivals_and_is_served_to_the_end(rate, burstiness, command, tmp_path, capsys):
+def test_job_sends_all_its_arrivals(rate, burstiness, command, tmp_path, capsys):
     words = [f"--request-rate={rate}", "--num-prompts=40", SLO, "--export=vllm-bench=bench.json"]
     command(*words, *([f"--burstiness={burstiness}"] if burstiness != "1" else []))
     (m,) = kept()
@@ -115,7 +115,7 @@ def other_model(monkeypatch):
 
 
 @pytest.mark.parametrize("load", ["--request-rate=inf", "--max-concurrency=4"])
-def test_a_load_of_which_nothing_was_served_is_told_and_kept(load, command, other_model, tmp_path, capsys):
+def test_load_without_answers_is_kept(load, command, other_model, tmp_path, capsys):
     """The first request only asks whether anybody is there."""
     other_model(first=2, every=1)
     seen = command(load, "--num-prompts=40", SLO, "--export=vllm-bench=bench.json", status=(1,))
@@ -127,7 +127,7 @@ def test_a_load_of_which_nothing_was_served_is_told_and_kept(load, command, othe
     assert said(capsys, "report", "r.jsonl", SLO).status in (0, 1)
 
 
-def test_failures_have_rows_count_as_dropped_and_may_be_allowed(command, other_model):
+def test_failed_requests_count_as_dropped(command, other_model):
     other_model(first=1, every=20)
     words = ("--request-rate=80", "--burstiness=inf", "--settle=0.25", "--window=0.75", "--goodput=e2e:5s", "--json")
     found = json.loads(command(*words, status=(1,)).out)
@@ -144,8 +144,8 @@ def test_failures_have_rows_count_as_dropped_and_may_be_allowed(command, other_m
     assert allowed["failures"] == 5 and not json.loads(command(*words, "--allow-failed=0.04", status=(1,)).out)["valid"]
 
 
-def test_conversations_are_the_very_requests_of_vllms_benchmark(command, tmp_path, monkeypatch):
-    """Of file, tokenizer and seed, in their order, as text; that list is held against vLLM in tests/unit/workload."""
+def test_sharegpt_requests_match_vllm_benchmark(command, tmp_path, monkeypatch):
+    """Made of file, tokenizer and seed, in vLLM's order, as text. tests/unit/workload holds that list against vLLM."""
     pytest.importorskip("transformers", reason="needs transformers")
     path, tokenizer = write_dataset(tmp_path)
     sent, real = [], EndpointEngine.body

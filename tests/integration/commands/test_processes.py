@@ -36,7 +36,7 @@ def program(words, *, more=""):
     return done.returncode, lines, imported.split()[1:], done.stderr
 
 
-def test_no_command_and_no_import_of_the_package_brings_in_what_is_not_asked_for(swept, tmp_path):
+def test_commands_import_nothing_heavy(swept, tmp_path):
     status, lines, imported, err = program(["report", swept])
     assert (imported, err) == ([], "") and status in (1, 10) and "opt-1.3b on NVIDIA H200" in lines[0]
     with Archive.open(tmp_path / "mine.jsonl.xz") as kept:
@@ -61,7 +61,7 @@ def test_no_command_and_no_import_of_the_package_brings_in_what_is_not_asked_for
 
 
 @pytest.mark.parametrize(("end", "status"), [(" >&-", (1, 10)), (".none 2>&-", (4,)), ("", (1,))])
-def test_an_output_that_the_caller_has_closed_or_that_nobody_reads_on_is_no_error(end, status, swept):
+def test_closed_output_is_no_error(end, status, swept):
     command = f'exec "{sys.executable}" -m pytest_slmserve report {swept}{end}'
     with subprocess.Popen(["bash", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
@@ -72,7 +72,7 @@ def test_an_output_that_the_caller_has_closed_or_that_nobody_reads_on_is_no_erro
 SENSED = ("sm-per-batch", "energy-per-token", "utilisation", "memory-bound", "decoding")
 
 
-def test_pictures_of_several_archives_are_written_and_named_and_without_sensors_those_of_sweeps(tmp_path, capsys):
+def test_report_draws_figures_of_archives(tmp_path, capsys):
     small, large = measured((1, 512), model="opt-125m"), measured((1, 256))
     paths = [archive(tmp_path / f"{i}.jsonl", watched(m)) for i, m in enumerate((small, large))]
     out = tmp_path / "new" / "pictures"
@@ -89,7 +89,7 @@ def test_pictures_of_several_archives_are_written_and_named_and_without_sensors_
     assert all(f"not drawn: {name}" in told for name in SENSED)
 
 
-def test_nothing_to_draw_a_folder_that_cannot_be_made_and_a_missing_renderer_are_refused(tmp_path, capsys, monkeypatch):
+def test_impossible_figures_are_refused(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     seen = said(capsys, "report", archive(tmp_path / "empty.jsonl", []), "--figures", out)
     assert seen.status == 4 and seen.err.startswith("error: ") and not out.exists()
@@ -129,14 +129,14 @@ COMMANDS = (
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_no_command_shows_a_control_character_of_a_name(folder, monkeypatch, capsys, words) -> None:
+def test_commands_escape_control_characters(folder, monkeypatch, capsys, words) -> None:
     monkeypatch.chdir(folder)
     main([word.replace("A", NAME, 1) if word.startswith("A") else word for word in words.split()])
     out, err = capsys.readouterr()
     assert harmful(out + err) == set() and out + err
 
 
-def test_no_run_shows_a_control_character_of_a_name(case: Case) -> None:  # noqa: F811
+def test_run_escapes_control_characters(case: Case) -> None:  # noqa: F811
     (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
     (case.folder / f"{NAME}.jsonl").write_bytes(good_archive(case.folder) + b'{"kind":')
     (case.folder / NAME).mkdir()

@@ -54,7 +54,7 @@ def searched(capsys, releases, *words):
     return said(capsys, "bisect", "--good=1.0", last, "--releases=releases.json", "--json", *words, *GATE)
 
 
-def test_the_first_slow_release_is_found_and_a_second_run_measures_nothing(in_process, capsys):
+def test_bisect_finds_first_slow_release(in_process, capsys):
     seen = searched(capsys, [{}, SLOW, SLOW])
     archives = sorted(Path(".slm/bisect").glob("*/records.jsonl"))
     measured = [path.read_bytes().count(b'"kind":"measurement"') for path in archives]
@@ -67,7 +67,7 @@ def test_the_first_slow_release_is_found_and_a_second_run_measures_nothing(in_pr
     assert [path.read_bytes().count(b'"kind":"measurement"') for path in archives] == measured
 
 
-def test_cases_gpus_and_seconds_are_printed_nothing_is_started_and_wrong_usage_is_the_status(in_process, capsys):
+def test_plan_starts_no_engine(in_process, capsys):
     words = ("--slm-simulate", "--slm-models=opt-13b", "--slm-ray=local:4", BENCHMARKS / "test_tensor_parallel.py")
     seen = said(capsys, "plan", *words)
     assert seen.status == 0 and "test_point_on_gpus[opt-13b-256-tp4]" in seen.out
@@ -79,7 +79,7 @@ def test_cases_gpus_and_seconds_are_printed_nothing_is_started_and_wrong_usage_i
 
 
 @in_checkout
-def test_the_core_suite_is_planned_to_take_15_minutes_on_a_gpu_at_most_as_is_said(in_process, capsys):
+def test_core_suite_takes_15_minutes(in_process, capsys):
     minutes, seconds = re.findall(r"(\d+):(\d\d)  end:", said(capsys, "plan", "--slm-gpu", BENCHMARKS).out)[-1]
     assert 300 < 60 * int(minutes) + int(seconds) <= 900
     told = f"planned for {math.ceil(int(minutes) + int(seconds) / 60)} minutes"
@@ -88,9 +88,7 @@ def test_the_core_suite_is_planned_to_take_15_minutes_on_a_gpu_at_most_as_is_sai
 
 
 @pytest.mark.parametrize(("b_half", "words"), [(8.5, []), (44.9, []), (44.9, ["--slo-itl=2x@32"])])
-def test_a_quick_advice_of_one_simulated_engine_has_the_planted_batch_in_its_interval_within_a_minute(
-    in_process, capsys, b_half, words
-):
+def test_quick_advice_finds_planted_batch(in_process, capsys, b_half, words):
     law = f"--slm-engine-arg=b_half={b_half}"
     asked = ("--quick=opt-1.3b", "--gpu-memory=140GiB", *words, "--", "--slm-simulate", law, "--slm-window=2")
     seen = said(capsys, "advise", *asked[:-4], "--json", *asked[-4:])

@@ -52,7 +52,7 @@ def stubborn(child):
     return found
 
 
-def test_lines_go_there_and_come_back_however_long_and_its_process_group_is_killed_with_it(child):
+def test_child_exchanges_json_lines(child):
     echo = child("for line in lines: say(**json.loads(line))")
     echo.send(prompts=list(range(300_000)))
     assert echo.receive(20, "echoing") == {"event": "said", "prompts": list(range(300_000))}
@@ -78,7 +78,7 @@ def test_lines_go_there_and_come_back_however_long_and_its_process_group_is_kill
     (r"sys.stdout.buffer.write(b'caf\xe9\n')", "caf\ufffd"),  # in its log
     ("for n in range(40): print('line', n)\nsys.exit(7)", r"\b7\b.*/engine\.log.*\n  \| line 15\n(.*\n){23}.* 39$"),
 ])  # fmt: skip
-def test_what_is_no_message_and_how_it_ended_is_a_sentence_with_the_end_of_its_log(child, monkeypatch, code, fact):
+def test_broken_child_shows_log_end(child, monkeypatch, code, fact):
     def wait(self, timeout=None, really=subprocess.Popen.wait):
         return really(self, timeout and min(timeout, 0.2))
 
@@ -89,7 +89,7 @@ def test_what_is_no_message_and_how_it_ended_is_a_sentence_with_the_end_of_its_l
         child(code).receive(20, "starting")
 
 
-def test_silence_and_speaking_to_one_that_is_gone_are_failures_and_a_log_that_was_named_stays(stubborn, child):
+def test_silent_child_fails(stubborn, child):
     began, heard = time.monotonic(), []
     with pytest.raises(EngineFailed, match=r"1 s (.|\n)*measuring(.|\n)*thinking"):
         stubborn.receive(0.7, "measuring", lambda log: heard.append(log.read_text()))
@@ -105,7 +105,7 @@ def test_silence_and_speaking_to_one_that_is_gone_are_failures_and_a_log_that_wa
 
 
 @pytest.mark.parametrize("interrupts", [[], [KeyboardInterrupt]])
-def test_one_that_will_not_leave_is_killed_and_who_interrupts_the_wait_waits_no_more(stubborn, monkeypatch, interrupts):
+def test_stubborn_child_is_killed(stubborn, monkeypatch, interrupts):
     def wait(self, timeout=None, really=subprocess.Popen.wait):
         while interrupts:
             raise interrupts.pop()
@@ -161,7 +161,7 @@ def ended():
 
 
 @pytest.mark.parametrize("victim", ["parent", "leader"])
-def test_the_guardian_kills_its_group_when_one_of_those_it_watches_is_gone(begin, victim):
+def test_guardian_kills_orphaned_group(begin, victim):
     parent = begin([sys.executable, "-S", "-c", PARENT], stdout=subprocess.PIPE, text=True)
     with parent.stdout:
         leader = int(parent.stdout.readline())
@@ -185,7 +185,7 @@ with guarded(sys.argv[1]):
 
 
 @pytest.mark.parametrize("parent_is_gone", [True, False])
-def test_a_guardian_ended_before_it_has_begun_looks_for_its_parent(begin, ended, parent_is_gone):
+def test_late_guardian_checks_its_parent(begin, ended, parent_is_gone):
     env = {**os.environ, "PYTHONPATH": str(WORKER)}
     worker = begin([sys.executable, "-c", ENDS, ended if parent_is_gone else str(os.getpid())], env=env)
     assert worker.wait(20) == (-signal.SIGKILL if parent_is_gone else 0)
@@ -195,7 +195,7 @@ def test_a_guardian_ended_before_it_has_begun_looks_for_its_parent(begin, ended,
         assert late.wait(20) == -signal.SIGKILL, "of its group, which it does not lead: it came too late"
 
 
-def test_a_guardian_of_a_folder_kills_who_has_a_file_of_it_open_and_is_not_ended_by_them(begin, tmp_path):
+def test_guardian_kills_users_of_folder(begin, tmp_path):
     folder, beside, parent = tmp_path / "slm-a", tmp_path / "slm-ab", begin(SLEEPS)
     env = {**os.environ, "SLM_FOLDER": str(folder)}
     folder.mkdir()

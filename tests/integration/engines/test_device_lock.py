@@ -21,7 +21,7 @@ with lock_device("GPU-0", Path(sys.argv[1])):
 """
 
 
-def test_a_second_holder_is_told_of_the_first_until_the_kernel_lets_go(tmp_path):
+def test_busy_device_names_lock_holder(tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "held\n"

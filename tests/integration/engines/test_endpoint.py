@@ -44,7 +44,7 @@ def endpoint(there):
         yield found
 
 
-def test_without_a_step_trace_the_stream_tells_the_throughput_and_requests_come_on_schedule(endpoint):
+def test_stream_without_trace_tells_throughput(endpoint):
     [found] = measured(endpoint, ClosedLoop(4, window_s=0.6))
     run = found.run
     assert problems_of([found]) == [] and len(run.steps) == 0 and 3 < window.mean_batch(run) <= 4
@@ -69,7 +69,7 @@ def test_without_a_step_trace_the_stream_tells_the_throughput_and_requests_come_
     assert "schedule_s" not in lines[1]["load"], "a record does not keep it twice"
 
 
-def test_a_client_runs_no_modules_of_the_working_folder_and_none_is_used_once_killed(there, monkeypatch, tmp_path):
+def test_client_ignores_working_folder_modules(there, monkeypatch, tmp_path):
     for name in ("json", "uuid", "socket", "resource", "dataclasses"):
         (tmp_path / f"{name}.py").write_text("import os; os._exit(9)", "utf-8")
     monkeypatch.chdir(tmp_path)
@@ -82,8 +82,8 @@ def test_a_client_runs_no_modules_of_the_working_folder_and_none_is_used_once_ki
         assert not engine.ready
 
 
-def test_a_server_that_keeps_a_request_waiting_with_comments_is_not_waited_for(monkeypatch):
-    """A limit on each read of a socket would begin anew with every one of them."""
+def test_stalled_endpoint_is_not_awaited(monkeypatch):
+    """A limit on each read of a socket would begin anew with every comment that the server sends."""
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ANSWER_S", 0.5)
     server = wire_server.Server()
     threading.Thread(target=server.serve, daemon=True).start()
@@ -100,8 +100,8 @@ REASON = "of the prompt tokens came from a prefix cache"
     ({}, "counted for each request"),
     ({"metrics": True, "enable_prompt_tokens_details": False}, "server metrics"),  # by its counters alone
 ])  # fmt: skip
-def test_what_comes_from_a_cache_is_not_valid_unless_asked_for(told, by, tmp_path, capsys, monkeypatch):
-    """Nor do prompts come from it within one load, in which they come again."""
+def test_unasked_cache_hits_are_invalid(told, by, tmp_path, capsys, monkeypatch):
+    """Nor do prompts come from the cache within one load, in which they come again."""
     lengths = ("--input-len", "16", "--output-len", "4", "--max-concurrency", "2", "--num-prompts", "40")
     seed, allow, pages = ("--seed", "3"), "--allow-prefix-cache", []
     with somebodys_server(enable_prefix_caching=True, **told) as server:
@@ -120,7 +120,7 @@ def test_what_comes_from_a_cache_is_not_valid_unless_asked_for(told, by, tmp_pat
     assert [m for m in found if any(REASON in text and "75%" in text for text in problems(m))] == [refused]
 
 
-def test_a_server_that_does_not_tell_is_not_judged():
+def test_unknown_cache_hits_stay_unjudged():
     with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=False) as server:
         with closing(engine_with(server._key, spec_of(server), own_prompts=False)) as engine:
             *_, found = measured(engine, BURST, BURST)
@@ -143,7 +143,7 @@ def caching(interface):
 
 
 @pytest.mark.parametrize("interface", ["engine", "server", "endpoint"])
-def test_what_prompts_share_comes_from_the_cache_and_no_more_however_often_they_come_again(interface):
+def test_cache_serves_only_shared_prefixes(interface):
     """Of 16 tokens 10 at most: behind them are ids of the prompt's own, and no block has the first of them twice. An
     engine of ours says when it is warm, and one without a cache has nothing to tell."""
     here = this_host("remote")

@@ -67,7 +67,7 @@ def nothing_left(told: Path, folder: Path) -> bool:
     return until(lambda: not of(told) and not folder.exists(), 10, "all processes have ended, and its folder is gone")
 
 
-def test_clients_are_told_where_it_is_and_which_gpu_and_share_of_it_they_have(told, monkeypatch):
+def test_mps_clients_get_gpu_share(told, monkeypatch):
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     with closing(MpsDaemon(UUID, thread_percentage=60)) as daemon:
@@ -80,7 +80,7 @@ def test_clients_are_told_where_it_is_and_which_gpu_and_share_of_it_they_have(to
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatch, more):
+def test_mps_folder_fits_socket_path(told, monkeypatch, more):
     with mps.tempfile.TemporaryDirectory(dir="/tmp") as folder:
         long = Path(folder, "x" * (107 - mps.LONGEST - len(folder) - 1 + more))
         long.mkdir()
@@ -91,7 +91,7 @@ def test_its_folder_is_ours_alone_and_short_enough_for_a_socket(told, monkeypatc
             assert len(str(daemon.pipe / "control_privileged")) < 108
 
 
-def test_a_replica_among_the_clients_is_attached_and_who_hangs_is_not_waited_for(daemon, told, monkeypatch):
+def test_replica_must_be_mps_client(daemon, told, monkeypatch):
     assert daemon.clients() == set() and of(told, SERVER) == [], "none before the first one"
     looks = [((7,), ("(7)", "(none)")), ((8, 7), ("(7, 8)", "(11, 12)")), ((), ("(none)", "(11, 12)"))]
     for pids, facts in looks:
@@ -113,7 +113,7 @@ def test_a_replica_among_the_clients_is_attached_and_who_hangs_is_not_waited_for
     assert time.monotonic() - began < 15 and nothing_left(told, daemon.pipe.parent)
 
 
-def test_a_daemon_that_was_killed_is_noticed(serving, told):
+def test_killed_mps_daemon_is_noticed(serving, told):
     serving.check()
     os.kill(serving.process.pid, signal.SIGKILL)
     until(lambda: serving.process.poll() is not None, 10, "it has ended")
@@ -135,7 +135,7 @@ def interrupted(self, command):
     ("mute", "", EngineFailed, "1 s (.|\n)*using socket"),  # it never answers
     ("interrupted", "", KeyboardInterrupt, None),
 ])  # fmt: skip
-def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(told, monkeypatch, fault, text, error, told_of):
+def test_failed_mps_start_shows_log(told, monkeypatch, fault, text, error, told_of):
     (told / fault).write_text(text, "utf-8")
     monkeypatch.setattr(mps, "START_S", 1.0)
     if fault == "interrupted":
@@ -150,7 +150,7 @@ def test_one_that_does_not_come_up_shows_its_log_and_leaves_nothing(told, monkey
         assert [*Path(folder).iterdir()] == [] and time.monotonic() - began < 15
 
 
-def test_closing_it_leaves_nothing_and_may_be_done_twice(serving, told):
+def test_closing_mps_leaves_nothing(serving, told):
     assert len(of(told)) == 3  # itself, its server and its guardian
     serving.close()
     assert serving.process.returncode == 0  # it was asked to, not killed
@@ -161,7 +161,7 @@ def test_closing_it_leaves_nothing_and_may_be_done_twice(serving, told):
 
 
 @pytest.mark.parametrize("how", ["stubborn", "killed"])
-def test_servers_that_left_the_group_end_with_a_daemon_that_will_not_leave_or_was_killed(told, monkeypatch, how):
+def test_stray_mps_servers_are_ended(told, monkeypatch, how):
     for name in ("stray", how):  # the latter means nothing to it
         (told / name).touch()
     clients(told, 11)
@@ -176,7 +176,7 @@ def test_servers_that_left_the_group_end_with_a_daemon_that_will_not_leave_or_wa
     assert daemon.process.returncode == -signal.SIGKILL and nothing_left(told, daemon.pipe.parent)
 
 
-def test_somebody_elses_daemon_is_left_alone(told, tmp_path, monkeypatch):
+def test_foreign_mps_daemon_stays_untouched(told, tmp_path, monkeypatch):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     monkeypatch.chdir(theirs)  # so that the path of their socket is short
@@ -194,7 +194,7 @@ def test_somebody_elses_daemon_is_left_alone(told, tmp_path, monkeypatch):
         other.wait()
 
 
-def test_it_ends_with_the_process_that_started_it_however_that_ends(told):
+def test_mps_daemon_ends_with_owner(told):
     clients(told, 11)
     code = f"""
         import time
@@ -211,7 +211,7 @@ def test_it_ends_with_the_process_that_started_it_however_that_ends(told):
     assert gone(int(pid)) and nothing_left(told, Path(folder))
 
 
-def test_the_program_may_lie_where_containers_have_it_and_without_it_nothing_can_run(told, monkeypatch):
+def test_missing_mps_program_is_refused(told, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     with pytest.raises(BadUsage, match=f"{CONTROL}.*PATH"):
         MpsDaemon(UUID)

@@ -47,7 +47,7 @@ def has_started(engine):
 
 
 @pytest.mark.parametrize("interface", ["engine", "server"])
-def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool, launched, interface):
+def test_engines_start_one_by_one(pool, launched, interface):
     specs = [replace(stand_in(), interface=interface), replace(OTHER, interface=interface)]
     with abreast(pool, [(spec, {}) for spec in specs]) as (first, second):
         assert ["all is imported" in engine.child.log.read_text() for engine in launched] == [True, True]
@@ -58,7 +58,7 @@ def test_all_import_first_and_each_starts_when_the_one_before_it_has_ended(pool,
     assert all(map(gone, pids(launched))) and pool.current is None and pool.starts == specs
 
 
-def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_own_and_end_in_any_case(pool, launched):
+def test_equal_specs_get_separate_launches(pool, launched):
     asked = [(stand_in(), {"MINE": number}) for number in "12"]
     with pytest.raises(KeyboardInterrupt), abreast(pool, asked) as (first, _):
         found = [Path(f"/proc/{pid}/environ").read_text().split("\0") for pid in pids(launched)]
@@ -68,7 +68,7 @@ def test_two_of_one_specification_are_two_launches_each_with_variables_of_its_ow
     assert len(launched) == 2 and all(map(gone, pids(launched)))
 
 
-def test_one_that_cannot_be_launched_stops_those_before_it(pool, launched, temporary):
+def test_failed_launch_stops_earlier_engines(pool, launched, temporary):
     nowhere, strange = replace(OTHER, python="/no/python"), stand_in(unheard_of=1)
     with pytest.raises(FileNotFoundError), abreast(pool, [(stand_in(), {}), (nowhere, {})]):
         pytest.fail("both were launched")
@@ -80,7 +80,7 @@ def test_one_that_cannot_be_launched_stops_those_before_it(pool, launched, tempo
     assert all(map(gone, pids(launched)))
 
 
-def test_one_without_a_process_is_launched_when_its_turn_comes(pool, launched):
+def test_simulated_engine_launches_at_turn(pool, launched):
     with abreast(pool, [(SIMULATED, {}), (SIMULATED, {})]) as (first, second):
         assert pool.starts == [] and not launched and first() is not second()
     assert len(pool.starts) == len(launched) == 2
@@ -104,7 +104,7 @@ def sleeping():
     engine.child.kill()
 
 
-def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count(sleeping, monkeypatch):
+def test_start_time_excludes_waiting(sleeping, monkeypatch):
     monkeypatch.setattr(server, "START_S", 0.1)
     folder, heard = sleeping.child.folder, []
     (folder / "turn.1").touch()
@@ -120,7 +120,7 @@ def test_a_start_is_not_over_until_all_processes_wait_and_waiting_does_not_count
     assert (folder / "turn").exists() and sleeping.resolved.ready_s == pytest.approx(600, abs=20)
 
 
-def test_a_turn_that_comes_before_it_is_awaited_costs_nothing_and_nobody_waits_for_one_that_has_ended(sleeping):
+def test_early_turn_costs_no_time(sleeping):
     assert sleeping.start().resolved.ready_s == pytest.approx(1000, abs=20)
     sleeping.child.process.kill()
     sleeping.await_turn()
@@ -136,7 +136,7 @@ def measured(replicas, **load):
     return replicas.run([WORKLOAD] * n, [replace(LOAD, **load)] * n)
 
 
-def test_all_have_one_window_begin_together_and_wait_for_a_slow_one_with_whole_convoys():
+def test_replicas_share_one_window():
     with started(stand_in(), stand_in(), pinned=True) as replicas:
         runs, again = measured(replicas), measured(replicas, concurrency=2)
         kept = [os.sched_getaffinity(pid) for pid in pids(replicas.engines)]
@@ -156,7 +156,7 @@ def test_all_have_one_window_begin_together_and_wait_for_a_slow_one_with_whole_c
     assert max(closed for closed, _ in ends) <= min(served for _, served in ends) + 0.1
 
 
-def test_one_that_is_killed_dies_or_fails_before_it_has_settled_is_named_and_keeps_nobody_waiting():
+def test_failed_replica_is_named():
     with started(stand_in(), stand_in()) as replicas:
         served = pids(replicas.engines)
         members, began = [pid for leader in served for pid in group(leader)], time.monotonic()

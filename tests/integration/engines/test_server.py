@@ -65,7 +65,7 @@ def start(engines):
     ("server", {"fault": "raise"}, ["max_model_len is larger than"]),
     ("server", {"fault": "sleep"}, [" 2 s"]),
 ])  # fmt: skip
-def test_a_start_that_fails_or_takes_too_long_tells_the_cause(start, engines, monkeypatch, interface, planted, facts):
+def test_failed_start_tells_cause(start, engines, monkeypatch, interface, planted, facts):
     if planted.get("fault") == "sleep":
         monkeypatch.setattr(server, "START_S", 1.5)
     if "path" in planted:  # the interpreter below this environment has no vLLM
@@ -78,7 +78,7 @@ def test_a_start_that_fails_or_takes_too_long_tells_the_cause(start, engines, mo
     assert gone(engines[-1].child.process.pid)
 
 
-def test_an_engine_sees_no_secret_and_no_module_of_the_working_folder(start, monkeypatch, tmp_path):
+def test_engine_sees_no_secret(start, monkeypatch, tmp_path):
     secrets = {"SLM_ENDPOINT_KEY", "GITHUB_OUTPUT", "GITHUB_ENV", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"}
     for name in (*secrets, "HF_HOME", "OMP_WAIT_POLICY"):
         monkeypatch.setenv(name, "fault-9f8e7d6c")
@@ -96,7 +96,7 @@ def test_an_engine_sees_no_secret_and_no_module_of_the_working_folder(start, mon
 
 
 @pytest.mark.parametrize(("interface", "kind"), [("engine", "ValueError"), ("server", "HTTP 400")])
-def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface, kind):
+def test_failed_requests_are_counted(start, interface, kind):
     engine = start(interface, fault="refuse", fault_at=3)
     run = engine.run(WORKLOAD, TEN)
     assert "refused, as planted" in run.first_failure
@@ -108,7 +108,7 @@ def test_requests_that_fail_are_counted_and_the_engine_goes_on(start, interface,
 
 
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
-def test_requests_ask_for_their_adapters_and_one_that_has_no_slot_is_a_failure(start, interface):
+def test_requests_name_their_adapters(start, interface):
     engine = start(interface, **Adapters(3, 8).arguments({}))
     run = engine.run(adapted(Adapters(3, 8)), TEN)
     assert (run.failures, run.first_failure, len(run.samples)) == (0, None, 10)
@@ -126,7 +126,7 @@ def adapted(adapters):
     return replace(WORKLOAD, spec=replace(WORKLOAD.spec, adapters=adapters), requests=tuple(requests))
 
 
-def test_a_run_begins_by_the_hosts_clock_a_hidden_end_is_a_failure_and_closing_is_polite(start):
+def test_engine_run_uses_host_clock(start):
     engine, before = start(), time.monotonic()
     run = engine.run(WORKLOAD, OpenLoop(requests=4))
     assert before < run.began_s < run.began_s + run.window_s[1] <= time.monotonic()
@@ -155,7 +155,7 @@ def test_a_run_begins_by_the_hosts_clock_a_hidden_end_is_a_failure_and_closing_i
     ("engine", "exit", None, r"\b5\b(.|\n)*the stand-in starts"), ("engine", "dead", None, "EngineDeadError"),
     ("engine", "", "child", "SIGKILL"), ("server", "", "child", "the server"), ("server", "", "client", "SIGKILL"),
 ])  # fmt: skip
-def test_one_that_dies_or_is_killed_is_a_failure_and_leaves_nothing(start, interface, fault, victim, told):
+def test_dead_engine_leaves_nothing(start, interface, fault, victim, told):
     engine = start(interface, fault=fault, fault_at=6)
     process = engine.child.process
     assert len(group(process.pid)) == 3  # the worker or the server, its guardian, and the core
@@ -170,7 +170,7 @@ def test_one_that_dies_or_is_killed_is_a_failure_and_leaves_nothing(start, inter
 @pytest.mark.parametrize(("progress", "error", "told"), [
     (None, EngineFailed, "1 s .*measuring"), (Mock(side_effect=KeyboardInterrupt), KeyboardInterrupt, None)
 ])  # fmt: skip
-def test_silence_is_a_failure_and_after_it_or_an_interrupt_nobody_waits(start, monkeypatch, progress, error, told):
+def test_silent_engine_is_not_awaited(start, monkeypatch, progress, error, told):
     engine = start()
     monkeypatch.setattr(child, "SILENCE_S", 1.0)
     if progress is None:
@@ -188,7 +188,7 @@ def engine():
         yield pool.engine(replace(stand_in(), interface="server"))
 
 
-def test_its_plugin_is_found_on_its_path_and_it_wants_its_key_on_loopback_which_is_told_to_nobody(engine):
+def test_server_demands_key_on_loopback(engine):
     (entry,) = PathDistribution(engine.child.folder / "slm_trace-0.dist-info").entry_points
     assert (entry.group, entry.value) == ("vllm.stat_logger_plugins", "slm_trace:TraceWriter")
     run = engine.run(WORKLOAD, OpenLoop(requests=3))
@@ -209,7 +209,7 @@ def test_its_plugin_is_found_on_its_path_and_it_wants_its_key_on_loopback_which_
 
 
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), BadStatusLine("what?")])
-def test_an_answer_that_does_not_come_is_a_failure(engine, monkeypatch, error):
+def test_lost_answer_is_failure(engine, monkeypatch, error):
     def lost(*_):
         raise error
 
@@ -219,7 +219,7 @@ def test_an_answer_that_does_not_come_is_a_failure(engine, monkeypatch, error):
     engine.child.keep_log = False
 
 
-def test_two_servers_share_a_device_as_two_engines_do():
+def test_two_servers_share_one_window():
     pair = (replace(stand_in(), interface="server"),) * 2
     with closing(Pool()) as pool:
         replicas = pool.engine(ReplicaSpec(pair))
@@ -233,7 +233,7 @@ def test_two_servers_share_a_device_as_two_engines_do():
     assert spans[0] == pytest.approx(spans[1], abs=0.05 + held_up_s + unread_s), "one window for both"
 
 
-def test_of_several_front_ends_each_serves_none_tells_whole_steps_and_vllm_has_to_be_installed(start):
+def test_several_front_ends_serve_requests(start):
     engine = start("server", api_server_count=2)
     assert sum(isinstance(line, dict) for line in trace_lines(engine.trace)) == 2, "it is not ready before all are"
     run = engine.run(WORKLOAD, ClosedLoop(8, requests=32))

@@ -35,18 +35,18 @@ ON_THE_WIRE = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault(case: Case, fault: str) -> None:
+def test_fault_ends_run_cleanly(case: Case, fault: str) -> None:
     work, *given = FAULTS[fault]
     work(case, *given)
 
 
 @pytest.mark.parametrize("fault", ON_THE_WIRE)
-def test_a_fault_on_the_wire(case: Case, url: str, fault: str) -> None:
+def test_wire_fault_ends_run_cleanly(case: Case, url: str, fault: str) -> None:
     work, *given = ON_THE_WIRE[fault]
     work(case, url, *given)
 
 
-def test_what_lies_where_a_gate_writes(case: Case) -> None:
+def test_gate_outputs_spare_linked_files(case: Case) -> None:
     there = {"gate.md": "pipe", "gate.json": "link"}
     assert there.keys() <= {*campaign.places_of_writes(case, "gate")}
     for name, kind in there.items():
@@ -54,7 +54,7 @@ def test_what_lies_where_a_gate_writes(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("reader", "names"), [("report", ("deep.", "cut.gz", "nowhere.")), ("resume", ("deep.",))])
-def test_a_reader_with_some_hostile_files(case: Case, tmp_path_factory, reader: str, names: tuple[str, ...]) -> None:
+def test_hostile_files_end_reader_cleanly(case: Case, tmp_path_factory, reader: str, names: tuple[str, ...]) -> None:
     good = campaign.good_archive(tmp_path_factory.mktemp("good"))
     files = campaign.hostile_files(tmp_path_factory.mktemp("files"), good)
     some = [path for path in files if path.name.startswith(names)]

@@ -18,7 +18,7 @@ ENDPOINT = ("--slm-models=m", "--slm-input-len=8", "--slm-output-len=4", "--slm-
     (ENGINES["simulated"], 0, 1), (ENGINES["stand-in"], 0, 2), ((*ENGINES["stand-in"], "--slm-interface=server"), 1, 3),
     (ENDPOINT, 0, 2),
 ], ids=["simulated", "engine", "server", "endpoint"])  # fmt: skip
-def test_a_run_is_open_to_nobody_else(case: Case, url: str, words, servers: int, processes: int) -> None:
+def test_run_listens_on_loopback_only(case: Case, url: str, words, servers: int, processes: int) -> None:
     listeners.write_conftest(case.folder, listeners.AFTER_EACH)
     (case.folder / "test_it.py").write_text(TEST)
     seen = case.fork(pytest_run([*(word.format(url) for word in words), *WINDOW]))

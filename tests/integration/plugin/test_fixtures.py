@@ -70,7 +70,7 @@ OWN = """
 """
 
 
-def test_each_fixture_does_in_a_test_what_it_says_and_the_advice_is_that_of_the_command(runs, monkeypatch):
+def test_fixtures_work_in_user_tests(runs, monkeypatch):
     ran = runs(OWN, FEW)
     assert set(ran.outcomes.values()) == {"PASSED"} and len(ran.outcomes) == 7 and ran.ret == 0
     ran.says("SIMULATED ENGINE: *", "opt-125m *")
@@ -106,7 +106,7 @@ def told(ran, name):
     return re.split(r"\n_{3,} ", ran.out.split(f" test_{name} ___", 1)[1])[0]
 
 
-def test_a_wrong_word_is_named_with_the_right_one_and_no_line_of_ours(runs):
+def test_wrong_word_names_right_one(runs):
     calls = {**CALLS, **ATTRIBUTES}
     tests = [f"def test_{name}({own}): {own}{call}\n" for name, (own, call, *_) in calls.items()]
     ran = runs("".join([*tests, "def test_nonsense(slm_measure): 'text'.nonsense\n"]), FEW)
@@ -132,7 +132,7 @@ LATE = """
 """
 
 
-def test_nothing_measured_is_inconclusive_and_without_a_mode_what_a_test_asks_for_skips_it(runs):
+def test_unmeasured_fixture_is_inconclusive(runs):
     ran = runs(UNDECIDED, FEW, "--slm-engine-arg=fail_at=16")
     assert ran.ret == 10 and set(ran.outcomes.values()) == {"INCONCLUSIVE"}
     ran.says("*no advice on opt-350m: *", "*no advice on opt-125m: *left out*requests failed*")
@@ -181,7 +181,7 @@ IMAGINED = """
 """
 
 
-def test_a_block_is_watched_under_either_name_beside_a_simulated_engine_by_imagined_sensors(runs):
+def test_sampler_fixture_watches_block(runs):
     assert runs.anew(WATCHED, FEW, plugins=[WithSampler()]).counts == {"passed": 2}
     assert runs(IMAGINED, FEW).counts == {"passed": 1}
     off = runs("def test_it(slm_gpu_sampler): pass\ndef test_too(dcgm): pass", FEW, "--slm-telemetry=off")
@@ -196,7 +196,7 @@ def in_use(runs):
     return lambda loads, more="": runs.anew(shipped("test_advice"), words, f"--slm-concurrency={loads}", more)
 
 
-def test_the_engine_as_advised_serves_what_was_predicted_and_several_gain_no_more_than_their_bound(in_use, monkeypatch):
+def test_advised_engine_serves_as_predicted(in_use, monkeypatch):
     ran = in_use("1,8,32,64")
     assert ran.counts == {"passed": 8, "skipped": 2}
     advised = [m for m in ran.measured() if m.spec.max_num_seqs != 1024]
@@ -218,7 +218,7 @@ def test_the_engine_as_advised_serves_what_was_predicted_and_several_gain_no_mor
     ("die_at=40", 4, "*EngineFailed: *"),
     ("slower", 1, "*<fails: throughput-as-predicted *: 69.? % *"),
 ])  # fmt: skip
-def test_what_two_loads_predict_fails_if_it_preempts_dies_or_is_slower(in_use, monkeypatch, words, failed, why):
+def test_missed_advice_prediction_fails(in_use, monkeypatch, words, failed, why):
     law, slower = SimulatedEngine.law, words == "slower"
 
     def planted(self, work):

@@ -101,7 +101,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_status_items_and_report_say_the_same_and_the_archive_says_it_again(runs, monkeypatch, name):
+def test_gate_status_matches_report(runs, monkeypatch, name):
     words, status, others, line = SCENARIOS[name]
     if "noise" in name:
         chance = random.Random(1)
@@ -131,7 +131,7 @@ AT_ONCE_SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", AT_ONCE_SCENARIOS)
-def test_sides_at_once_name_the_layer_and_what_they_cannot_tell_and_the_archive_says_it_again(runs, name):
+def test_simultaneous_gate_names_slow_layer(runs, name):
     words, status, others, line = AT_ONCE_SCENARIOS[name]
     ran = runs(NO_WORSE, AT_ONCE, words)
     found = judged(ran, status, line)
@@ -158,7 +158,7 @@ START_SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", START_SCENARIOS)
-def test_a_gate_of_the_start_judges_each_state_of_the_caches_and_names_the_stage(runs, name):
+def test_start_gate_names_slow_stage(runs, name):
     words, status, others, line = START_SCENARIOS[name]
     ran = runs(NO_WORSE, OF_STARTS, words)
     found = judged(ran, status, line)
@@ -176,7 +176,7 @@ def test_a_gate_of_the_start_judges_each_state_of_the_caches_and_names_the_stage
     assert sum(warm.values()) == pytest.approx(20, rel=0.5) and warm["compile"] > 3
 
 
-def test_a_slower_candidate_is_told_once_and_without_stored_terms_judged_by_the_defaults(runs, monkeypatch, tmp_path):
+def test_slower_candidate_is_told_once(runs, monkeypatch, tmp_path):
     page = tmp_path / "summary.md"
     page.write_text("# Before\n")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(page))
@@ -206,7 +206,7 @@ def test_a_slower_candidate_is_told_once_and_without_stored_terms_judged_by_the_
 # What is broken off, or does not come about
 
 
-def test_what_dies_or_is_asked_nonsense_is_named_with_its_side_and_later_items_say_that_it_broke_off(runs):
+def test_broken_gate_names_its_side(runs):
     ran = runs(NO_WORSE, GATE, DIES)
     assert (ran.ret, ran.counts) == (3, {"errors": 6})
     assert [properties(case)["slm_state"] for case in cases(ran)] == ["broken off"] * 6
@@ -231,7 +231,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gate, monkeypatch, case):
+def test_broken_gate_is_no_failure(gate, monkeypatch, case):
     error, model, words, status, counts, line = BROKEN[case]
     run = OneGate.run
 
@@ -246,7 +246,7 @@ def test_a_gate_that_broke_off_is_no_failure_and_hides_none(gate, monkeypatch, c
     ran.says(line, f"*{type(error).__name__}: {error}*")
 
 
-def test_an_interrupted_gate_says_how_far_it_came_and_goes_on(gate, monkeypatch):
+def test_interrupted_gate_can_be_resumed(gate, monkeypatch):
     launched = OneGate.launch_in_turn
 
     def broken_off(self, launches):
@@ -271,7 +271,7 @@ SKIPPED = """
 """
 
 
-def test_a_gate_that_did_not_come_about_is_no_pass_and_with_one_nothing_else_is_measured_or_priced(runs, gate):
+def test_gate_without_comparison_is_inconclusive(runs, gate):
     ran = runs(SKIPPED, GATE, ".")
     assert (ran.ret, ran.counts) == (10, {"passed": 1, "skipped": 6})
     ran.says("note: --slm-gate: nothing was compared*")
@@ -318,7 +318,7 @@ OWN = """
 """
 
 
-def test_a_user_s_own_test_reads_the_same_gate_and_its_assertion_fails(runs):
+def test_own_test_reads_same_gate(runs):
     ran = runs(OWN, GATE)
     assert ran.ret == 1 and ran.outcomes == {"test_it": "ERROR", "test_mine": "PASSED", "test_wrong": "FAILED"}
     ran.says("opt-125m: PASS after 4 pairs of launches")
@@ -345,7 +345,7 @@ def launches(monkeypatch):
     return seen
 
 
-def test_each_cold_launch_has_an_empty_folder_of_its_own_which_is_gone_afterwards(gate, launches):
+def test_cold_launches_get_empty_folders(gate, launches):
     cold = "-o slm_gate_caches=cold"
     ran = gate(cold)
     folders = {Path(value) for given in launches for value in given.values()}
@@ -368,7 +368,7 @@ WARM = {
 
 
 @pytest.mark.parametrize("case", WARM)
-def test_warm_caches_are_those_of_everybody_unless_a_side_may_run_other_code(gate, launches, monkeypatch, case):
+def test_other_code_separates_warm_caches(gate, launches, monkeypatch, case):
     """vLLM keeps what it knows of a model's class for one version of its file: releases would displace each other's."""
     variables, words, *folders = WARM[case]
     for name, value in variables.items():
@@ -379,8 +379,8 @@ def test_warm_caches_are_those_of_everybody_unless_a_side_may_run_other_code(gat
     assert {m.paired.caches for m in ran.measured()} == {kept(ran)["caches"]} == {"warm"}
 
 
-def test_a_calibration_makes_all_pairs_and_a_later_gate_passes_nothing_that_the_noise_hides(runs, gate, monkeypatch):
-    """Of a model that is given as a path, and is told what a report knows too."""
+def test_calibrated_noise_prevents_pass(runs, gate, monkeypatch):
+    """The model is given as a path, and the later gate is told what a report knows too."""
     monkeypatch.setattr(decision, "calibrate", partial(decision.calibrate, gates=100))  # of the noise, drawn
     folder, config = "models/Mine-1B", {"models/Mine-1B/config.json": json.dumps(dict(CATALOGUE["opt-125m"].config))}
     words = f"{GATE} --slm-models={folder} -o slm_gate_pairs=6"
@@ -419,7 +419,7 @@ def command_on(page):
     return html.unescape(page.read_text("utf-8").split('aria-labelledby="reproduce">')[1].partition("</code>")[0])
 
 
-def test_a_failed_gate_names_a_new_trace_of_each_side_and_no_other_launch_may_be_profiled(gate, monkeypatch):
+def test_failed_gate_names_new_traces(gate, monkeypatch):
     may_be_profiled = []
 
     class Engine(SimulatedEngine):
@@ -446,7 +446,7 @@ ERRORS = {"dies": EngineFailed("its log ends with\nmany lines"), "bug": KeyError
 
 
 @pytest.mark.parametrize("error", ERRORS)
-def test_a_trace_that_cannot_be_had_is_said_and_spoils_nothing(gate, monkeypatch, error):
+def test_missing_trace_spoils_no_gate(gate, monkeypatch, error):
     def fail(self, workload, load):
         raise ERRORS[error]
 
@@ -461,7 +461,7 @@ def test_a_trace_that_cannot_be_had_is_said_and_spoils_nothing(gate, monkeypatch
     (1, "2999-12-31", {"passed": 3, "xfailed": 1, "failed": 2}),
     (1, "2020-01-31", {"passed": 3, "failed": 3}),
 ])  # fmt: skip
-def test_a_waived_regression_is_an_expected_failure_that_names_its_owner(gate, tmp_path, waived, until, counts):
+def test_waived_regression_names_owner(gate, tmp_path, waived, until, counts):
     waiver = {"model": "opt-125m", "device": "*", "owner": "Ada", "reason": "fixed in 0.27"}
     rows = [{**waiver, "endpoint": endpoint, "until": until} for endpoint in ENDPOINTS[:waived]]
     (tmp_path / "known.json").write_text(json.dumps(rows), "utf-8")
@@ -471,9 +471,9 @@ def test_a_waived_regression_is_an_expected_failure_that_names_its_owner(gate, t
     gate("-o slm_waivers=nowhere.json").refuses("nowhere.json")
 
 
-def test_a_failure_and_its_page_say_how_to_repeat_it_and_a_sweeps_page_each_option_as_typed(runs, gate, monkeypatch):
-    """By the tests, from wherever each option came, and it ends in the same way. Where a summary cannot be written,
-    the run goes on."""
+def test_failure_shows_command_to_repeat(runs, gate, monkeypatch):
+    """The command has the tests and each option, from wherever it came, and ends in the same way. Where a summary
+    cannot be written, the run goes on."""
     pytest.importorskip("jinja2", reason="a page needs Jinja2")
     monkeypatch.setenv("SLM_GATE_PAIRS", "6")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", "/no/such/page.md")
@@ -502,7 +502,7 @@ def test_a_failure_and_its_page_say_how_to_repeat_it_and_a_sweeps_page_each_opti
     assert "pytest --pyargs pytest_slmserve.quickstart -k slo --slm-simulate" in typed
 
 
-def test_two_pairs_run_on_the_cpu_and_the_option_goes_on_with_them(runs, stand_in_here, monkeypatch):
+def test_short_cpu_gate_can_continue(runs, stand_in_here, monkeypatch):
     """Engine, worker and process are real; behind them is a stand-in for vLLM."""
     monkeypatch.setenv("SLM_GATE_PAIRS", "4")
     words = f"--slm-models=opt-tiny --slm-input-len=16 --slm-output-len=8 --slm-window=0.4 {stand_in_here}"

@@ -140,7 +140,7 @@ def first(everything):
     return everything[0]
 
 
-def test_all_items_pass_in_an_order_that_starts_each_engine_once_and_reads_what_was_measured(everything):
+def test_each_engine_starts_once(everything):
     first, started = everything
     assert [name for name, found in first.outcomes.items() if found != "PASSED"] == ["test_of_others[-]"]
     assert first.ret == 0 and len(started) == len(set(started))
@@ -153,7 +153,7 @@ def test_all_items_pass_in_an_order_that_starts_each_engine_once_and_reads_what_
     first.says("*none of its models is measured in this run*", "slmserve: 2 tests of opt-1.3b, as the marker has it:*")
 
 
-def test_each_case_is_measured_once_as_its_marker_says_and_not_again_where_it_is_resumed_or_reported(first, runs):
+def test_each_case_is_measured_once(first, runs):
     loops = [m for m in first.measured() if m.load.max_concurrency]
     usual = [(m.spec.model, m.load.concurrency) for m in loops if m.workload.mean_prompt_tokens == 64]
     planned = [(model, n) for model in ("opt-125m", "opt-350m") for n in (4, 16)]
@@ -171,7 +171,7 @@ def test_each_case_is_measured_once_as_its_marker_says_and_not_again_where_it_is
     assert (again.ret, again.outcomes, len(again.measured())) == (0, first.outcomes, before)
 
 
-def test_a_plan_has_each_price_and_engine_once_a_long_run_its_length_and_pyargs_name_what_is_shipped(runs, monkeypatch):
+def test_plan_prices_each_engine_once(runs, monkeypatch):
     tests = " ".join(f"test_jobs.py::test_{name}" for name in ("job", "job_again", "longer"))
     text = runs({"test_jobs.py": JOBS}, FEW, CHOSEN, tests, "--slm-plan").out
     assert text.count("start opt-125m") == 1 and "test_longer[opt-125m] (measures nothing)" in text
@@ -187,7 +187,7 @@ def test_a_plan_has_each_price_and_engine_once_a_long_run_its_length_and_pyargs_
     ran.says("*test_no_worse?opt-125m-throughput?*")
 
 
-def test_options_come_from_everywhere_help_has_all_and_without_a_mode_what_measures_is_skipped(runs, monkeypatch):
+def test_options_come_from_every_source(runs, monkeypatch):
     monkeypatch.setenv("SLM_SEED", "2")
     ini = "[pytest]\nslm_seed = 3\nslm_window = 9\n"
     ran = runs.anew({"test_it.py": SWEEP, "pytest.ini": ini}, FEW, "--slm-plan")

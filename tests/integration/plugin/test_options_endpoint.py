@@ -30,9 +30,9 @@ def at(runs, there, monkeypatch):
     )
 
 
-def test_the_shipped_sweep_and_its_claims(at, there, monkeypatch):
-    """Whether they hold is a busy machine's matter; every point is measured, and named with its URL. What is expected
-    of a claim is looked up by its interface."""
+def test_shipped_sweep_runs_on_endpoint(at, there, monkeypatch):
+    """Whether its claims hold is a busy machine's matter; every point is measured, and named with its URL. What is
+    expected of a claim is looked up by its interface."""
     interfaces, row_for = set(), table.row_for
     monkeypatch.setattr(table, "row_for", lambda *by: interfaces.add(by[3]) or row_for(*by))
     names = "test_pareto_plateau", "test_kv_capacity", "test_gpu_underused_at_large_batch"
@@ -46,7 +46,7 @@ def test_the_shipped_sweep_and_its_claims(at, there, monkeypatch):
     assert there._key not in (ran.folder / ".slm/records.jsonl").read_text("utf-8") + ran.out + ran.err
 
 
-def test_an_adaptive_sweep_and_a_plan_of_windows_whose_loads_no_kv_cache_cuts(at):
+def test_adaptive_sweep_runs_on_endpoint(at):
     ran = at(SWEEP, "--slm-sweep=adaptive -k test_point")
     ran.says("*; adaptive sweep; *", "*(adaptive sweep, *")
     assert ran.measured() and problems_of(ran.measured()) == []
@@ -90,7 +90,7 @@ OWN = """
 """
 
 
-def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(at, there):
+def test_impossible_endpoint_tests_are_skipped(at, there):
     ran = at(OWN, url=f"{url_of(there)},http://localhost:{there.port}/v1/completions")
     assert ran.counts == {"passed": 2, "skipped": 2, "failed": 1}
     ran.says("*SKIPPED*opt-1.3b*--slm-models*", "*SKIPPED*max_num_seqs*endpoint*", "*mps *these engines*")
@@ -104,7 +104,7 @@ def test_what_an_endpoint_cannot_be_asked_is_skipped_with_the_reason(at, there):
 POINT = "--slm-concurrency=4 --slm-input-len=16 --slm-output-len=8 --slm-window=0.6 -k test_point"
 
 
-def test_an_endpoint_that_caches_gets_own_prompts_and_an_engine_that_does_is_invalid(runs, monkeypatch, stand_in_here):
+def test_caching_endpoint_gets_own_prompts(runs, monkeypatch, stand_in_here):
     with somebodys_server(enable_prefix_caching=True, enable_prompt_tokens_details=True) as server:
         monkeypatch.setenv("SLM_ENDPOINT_KEY", server._key)
         where = f"--slm-endpoint={url_of(server)} --slm-models=slm"
@@ -139,7 +139,7 @@ def refused(at):
     return run
 
 
-def test_what_no_run_could_use_is_told_in_time_and_secrets_are_never_repeated(refused, runs, there, monkeypatch):
+def test_unusable_endpoint_is_refused_early(refused, runs, there, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/v1/completions"

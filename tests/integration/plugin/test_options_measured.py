@@ -41,7 +41,7 @@ OWN = """
 """
 
 
-def test_what_is_typed_is_measured_of_every_model_in_rounds_and_a_marker_chooses_for_its_engine(runs):
+def test_typed_options_reach_records(runs):
     told, [plain] = runs(SWEEP, ALL), runs(SWEEP, PLAIN).measured()
     assert told.counts == {"passed": 4, "deselected": 2}
     rounds = [(model, load) for model in ("opt-125m", "opt-350m") for _ in range(3) for load in (8, 16)]
@@ -71,7 +71,7 @@ def test_what_is_typed_is_measured_of_every_model_in_rounds_and_a_marker_chooses
     runs(SWEEP, PLAIN, "--slm-tensor-parallel-size=1,16").refuses("16 GPUs", "8 GPUs")
 
 
-def test_every_model_of_the_catalogue_is_planned_and_a_folder_is_one_counted_or_not(runs, monkeypatch, tmp_path):
+def test_every_catalogue_model_is_planned(runs, monkeypatch, tmp_path):
     words = "--slm-simulate --slm-plan --slm-concurrency=64 --slm-input-len=8 --slm-output-len=8"
     ran = runs(SWEEP, words, f"--slm-models={','.join(CATALOGUE)}")
     assert ran.ret == 0 and [name for name in CATALOGUE if f"[{name}-64]" not in ran.out] == []
@@ -101,7 +101,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words", WRONG)
-def test_what_goes_wrong_fails_or_skips_its_points_only_and_leaves_the_rest(runs, words):
+def test_planted_faults_spare_other_points(runs, words):
     status, counts, loads, lines = WRONG[words]
     ran = runs(SWEEP, FEW, "-rs", words)
     assert (ran.ret, ran.counts, sorted({*ran.loads()})) == (status, counts, loads) and "Traceback" not in ran.out

@@ -17,7 +17,7 @@ from pytest_slmserve.run import cluster
 from pytest_slmserve.telemetry import host
 
 
-def test_without_a_gpu_a_run_is_refused_and_a_plan_imagines_one_and_hidden_ones_are_named(runs, monkeypatch):
+def test_gpu_mode_refuses_missing_gpu(runs, monkeypatch):
     failed = type("NVMLError", (Exception,), {})
     without = SimpleNamespace(NVMLError=failed, nvmlInit=Mock(side_effect=failed("Driver Not Loaded")))
     monkeypatch.setitem(sys.modules, "pynvml", without)
@@ -33,7 +33,7 @@ def test_without_a_gpu_a_run_is_refused_and_a_plan_imagines_one_and_hidden_ones_
         host.visible_gpus()
 
 
-def test_a_release_that_is_missing_or_too_old_and_no_interpreter_are_refused_an_untested_one_is_a_note(runs, holds):
+def test_unfit_interpreter_is_refused(runs, holds):
     runs(SWEEP, "--slm-cpu --slm-python=/no/such/python").refuses("/no/such/python")
     facts = host.interpreter(sys.executable, {})
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
@@ -53,8 +53,9 @@ STRICT = "[pytest]\nfilterwarnings = error\n"
 
 
 @pytest.mark.parametrize("own_ini", [False, True])
-def test_a_path_by_which_pytest_takes_another_project_for_the_root_is_warned_of(runs, tmp_path, own_ini):
-    """Or wrong usage, where that project makes warnings errors; a path after the sign, or in this one, is neither."""
+def test_path_moving_rootdir_warns(runs, tmp_path, own_ini):
+    """By such a path pytest takes another project for the root. It is wrong usage where that project makes warnings
+    errors. A path after the sign, or in this project, is neither."""
     mine, other = tmp_path / "mine", tmp_path / "other"
     for folder, texts in ((mine, {"pytest.ini": ""} if own_ini else {}), (other, {"pytest.ini": OTHERS})):
         folder.mkdir()
@@ -97,7 +98,7 @@ LEFT_OUT = "slmserve: deselected {}: *pytest .*"
     (MIXED, f"{FEW} test_inner.py", {"passed": 3}, "*"),
     (PLAIN, f"{FEW} -q", {"deselected": 2}, LEFT_OUT.format("2 tests")),
 ], ids=["no mode", "mode", "path", "nothing"])  # fmt: skip
-def test_without_a_mode_what_measures_is_skipped(runs, source, words, counts, line):
+def test_tests_without_mode_are_skipped(runs, source, words, counts, line):
     ran = runs(source, words)
     assert ran.counts == counts and ran.ret == (0 if "passed" in counts else pytest.ExitCode.NO_TESTS_COLLECTED)
     ran.says(line)
@@ -111,7 +112,7 @@ NONE = (
 )
 
 
-def test_claims_that_are_shipped_are_left_out_unless_strict_in_run_and_report(runs):
+def test_shipped_claims_need_strict(runs):
     """What is shipped runs in a process of its own: modules of its tests may be imported here by other names."""
     ran = runs.anew({}, str(PLATEAU), NONE, process=True)
     assert ran.ret == 0 and ran.counts == {"passed": 3, "deselected": 6}
@@ -138,7 +139,7 @@ SUITES = """
 """
 
 
-def test_the_core_suite_on_a_cpu_has_a_sweep_a_job_and_a_gate_and_a_suite_has_those_before_it(runs, holds):
+def test_cpu_core_suite_shares_engine(runs, holds):
     """Job and sweep share an engine. A gate among other tests needs no launch that does not count: they have launched
     its engine before. What only a GPU runs is left out."""
     holds("0.32.0")
@@ -163,13 +164,13 @@ def test_the_core_suite_on_a_cpu_has_a_sweep_a_job_and_a_gate_and_a_suite_has_th
 NOBODY = "--slm-ray=127.0.0.1:9"
 
 
-def test_processes_of_xdist_are_refused(runs):
+def test_xdist_processes_are_refused(runs):
     pytest.importorskip("xdist")
     for words in ("", "--slm-plan", "--slm-ray=local"):
         runs(SWEEP, FEW, "-n2", words).refuses("-n", "--slm-ray local")
 
 
-def test_a_plan_asks_no_cluster_and_what_cannot_be_is_refused_before_anybody_is_asked(runs, monkeypatch):
+def test_plan_asks_no_cluster(runs, monkeypatch):
     runs(SWEEP, FEW, "--slm-ray=local:2 --slm-plan").says("GPU 0: *", "GPU 1: *", "spread by engine: *")
     runs(SWEEP, FEW, NOBODY, "--slm-plan").says("*end: 6 items")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(99)))
@@ -181,7 +182,7 @@ def test_a_plan_asks_no_cluster_and_what_cannot_be_is_refused_before_anybody_is_
     runs.anew(SWEEP, FEW, NOBODY).refuses("--slm-ray", "pip install 'ray>=")
 
 
-def test_an_address_that_does_not_answer_is_told_in_time_with_the_reason(runs, monkeypatch):
+def test_silent_cluster_address_is_refused(runs, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setattr(cluster, "ANSWER_S", 1.0)
     began = time.monotonic()
@@ -209,7 +210,7 @@ POINT = "def test_point(slm_point): assert slm_point.measure()"
 
 
 @pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=NATIVE)])
-def test_values_of_toml_are_options_and_what_is_typed_goes_over_them(runs, table):
+def test_toml_values_become_options(runs, table):
     own = TOML.replace('["opt-125m', '["opt-1.3b') if table == "tool.pytest" else TOML
     strict = "-W error::pytest.PytestWarning"
     ran = runs.anew({"pyproject.toml": f"[{table}]{own}", "test_it.py": POINT}, strict, "-o slm_models=opt-125m")
@@ -223,7 +224,7 @@ def test_values_of_toml_are_options_and_what_is_typed_goes_over_them(runs, table
     runs.anew({"pyproject.toml": f"[{table}]\nslm_simulate = ['maybe']"}).refuses("slmserve: slm_simulate: 'maybe' ")
 
 
-def test_a_mistyped_option_names_the_nearest_one_and_a_projects_own_is_left_alone(runs):
+def test_mistyped_option_names_nearest(runs):
     for typed, near in (("--slm-simulat", "--slm-simulate?"), ("--slm-gate-pairs=4", "-o slm_gate_pairs=12")):
         runs(PLAIN, typed).refuses(typed.partition("=")[0], near)
     own = 'def pytest_addoption(parser): parser.addoption("--slm-mine", action="store_true")'

@@ -33,7 +33,7 @@ PAGES = pytest.mark.skipif(importlib.util.find_spec("jinja2") is None, reason="a
 # Records
 
 
-def test_records_lie_under_dot_slm_unless_of_a_simulation_without_a_place(runs, tmp_path, stand_in_here):
+def test_records_lie_under_dot_slm(runs, tmp_path, stand_in_here):
     ran = runs.anew(SWEEP, BARE, records="")
     assert ran.counts == {"passed": 6} and not (ran.folder / ".slm").exists() and not [*tmp_path.glob("slmserve-*")]
     ran.says("*not kept*", "note: *--slm-records=FILE*")
@@ -45,7 +45,7 @@ def test_records_lie_under_dot_slm_unless_of_a_simulation_without_a_place(runs, 
     assert (ran.folder / ".slm/.gitignore").read_text("utf-8") == "*\n"
 
 
-def test_gz_packs_a_place_that_cannot_be_written_stays_and_a_second_run_is_appended_not_pooled(runs):
+def test_second_run_appends_to_records(runs):
     ran, name = runs(SWEEP, FEW, "--slm-records=deep/down/r.jsonl.gz"), "deep/down/r.jsonl.gz"
     [run], session = runs_of(ran.archive(name)), ran.archive(name).sessions[0]
     assert gzip.decompress((ran.folder / name).read_bytes()) and len(run.measurements) == 10
@@ -80,7 +80,7 @@ def ours(ran):
     ("", "-v -o slm_report=summary", "tables"), ("", "-q -o slm_report=tables", "summary"),
     ("tables", "", "tables"), ("tables", "-q", "summary"), ("tables", "-vv", "all"),
 ])  # fmt: skip
-def test_pytests_switches_come_before_the_environment_and_the_ini_file(runs, monkeypatch, variable, words, wanted):
+def test_verbosity_overrides_report_option(runs, monkeypatch, variable, words, wanted):
     monkeypatch.setenv("SLM_REPORT", variable)
     ran = runs.anew(SWEEP, BARE, words, columns=80, records="")
     shown = "tables" if "not shown:" in ran.out else "all"
@@ -92,14 +92,14 @@ def test_pytests_switches_come_before_the_environment_and_the_ini_file(runs, mon
 
 
 @pytest.mark.parametrize("columns", [80, 160])
-def test_what_fits_is_what_the_terminal_has_room_for(runs, columns):
+def test_narrow_terminal_hides_columns(runs, columns):
     lines = ours(runs.anew(SWEEP, FEW, TWO, columns=columns))
     assert max(map(len, lines)) <= columns
     assert any(line.startswith("not shown: ") for line in lines) == (columns < 120)
 
 
 @pytest.mark.parametrize("words", ["--slm-sweep=adaptive", "--slm-plan --slm-ray=local:2"], ids=["run", "plan"])
-def test_nothing_that_a_run_says_is_wider_than_the_terminal(runs, monkeypatch, words):
+def test_run_lines_fit_terminal(runs, monkeypatch, words):
     monkeypatch.setattr(progress, "LEAST_S", 0.0)  # lines of a log on what took no time
     monkeypatch.setattr(session_hooks, "LONG_S", 0.0)
     ran = runs.anew(SWEEP, BARE, words, "--slm-resume", columns=80)
@@ -112,7 +112,7 @@ def test_nothing_that_a_run_says_is_wider_than_the_terminal(runs, monkeypatch, w
 # Exports and goodput
 
 
-def test_a_folder_gets_a_file_of_each_measurement_and_a_file_an_object_a_line_and_other_words_are_refused(runs):
+def test_export_writes_each_measurement(runs):
     ran = runs(SWEEP, FEW, TWO, "--slm-window=5 -o slm_export=vllm-bench=results/ --slm-goodput=ttft:1s")
     told = [json.loads(path.read_text("utf-8")) for path in (ran.folder / "results").iterdir()]
     assert {result["record_id"] for result in told} == {m.id for m in ran.measured()} and len(told) == 4
@@ -128,7 +128,7 @@ def test_a_folder_gets_a_file_of_each_measurement_and_a_file_an_object_a_line_an
 @pytest.mark.parametrize("word", [
     "-o slm_export=vllm-bench=taken", pytest.param("--slm-html=taken/out.html", marks=PAGES)
 ])  # fmt: skip
-def test_what_cannot_be_written_costs_no_record(runs, word):
+def test_failed_write_costs_no_record(runs, word):
     ran = runs.anew({"test_it.py": SWEEP, "taken": "a file"}, FEW, TWO, word)
     assert "cannot write taken" in ran.out and {*ran.loads()} == {1, 16}
 
@@ -142,7 +142,7 @@ def goodput_table(text):
     return [line.split() for line in lines[4:]]
 
 
-def test_attainment_and_goodput_are_those_of_each_point_in_run_and_report(runs):
+def test_goodput_agrees_in_report(runs):
     ran = runs(SWEEP, FEW, f"--slm-goodput={SLO}")
     rows = goodput_table(ran.out)
     assert [row[0] for row in rows] == ["1", "2", "4", "8", "16"]
@@ -153,7 +153,7 @@ def test_attainment_and_goodput_are_those_of_each_point_in_run_and_report(runs):
     assert goodput_table(ran.report("--goodput", SLO)[1]) == rows and "most goodput" not in runs(SWEEP, FEW).out
 
 
-def test_a_plan_runs_nothing_and_has_items_engine_by_engine_with_claims_last(runs):
+def test_plan_runs_nothing(runs):
     ran = runs(SWEEP, "--slm-simulate --slm-plan --slm-models=opt-125m,opt-350m --slm-concurrency=1,2")
     assert ran.ret == 0 and not (ran.folder / ".slm").exists() and " passed" not in ran.out
     each = ["start {0} *", "test_point?{0}-1? (*", "test_point?{0}-2? (*", "test_plateau?{0}? (*"]
@@ -220,15 +220,15 @@ ENDS = {
 
 
 @pytest.mark.parametrize("case", ENDS)
-def test_a_run_ends_with_the_status_of_the_worst(runs, case):
-    """3, a gate that was broken off, is among the tests of the gate."""
+def test_run_ends_with_worst_status(runs, case):
+    """Status 3, of a gate that was broken off, is among the tests of the gate."""
     source, words, status, counts, line = ENDS[case]
     ran = runs(source, words)
     assert (ran.ret, ran.counts) == (status, counts)
     ran.says(line)
 
 
-def test_what_is_inconclusive_has_a_letter_and_is_a_failure_with_its_state_in_junit(runs):
+def test_inconclusive_is_junit_failure(runs):
     ran = runs(SWEEP, FEW, ONCE, "--junitxml=out.xml")
     ran.says("*.py .....U*", "*5 passed, 1 inconclusive*")
     suite = ElementTree.parse(ran.folder / "out.xml").getroot()[0]
@@ -269,7 +269,7 @@ WITH_OTHERS = {
 
 @pytest.mark.skipif(importlib.util.find_spec("ctrf") is None, reason="needs pytest-json-ctrf")
 @pytest.mark.parametrize("name", WITH_OTHERS)
-def test_ctrf_and_junit_in_one_run_say_what_pytest_says_and_keep_our_facts(runs, name):
+def test_ctrf_agrees_with_junit(runs, name):
     source, words, counts = WITH_OTHERS[name]
     ran = runs.anew(source, words, "-v --junitxml=out.xml --ctrf=out.json")
     assert Counter(ran.outcomes.values()) == Counter(counts), ran.out
@@ -301,7 +301,7 @@ def test_ctrf_and_junit_in_one_run_say_what_pytest_says_and_keep_our_facts(runs,
 
 
 @pytest.mark.parametrize(("second", "status", "failed", "inconclusive"), [("True", 10, 0, 2), ("False", 1, 2, 1)])
-def test_subtests_that_are_inconclusive_fail_no_run(runs, second, status, failed, inconclusive):
+def test_inconclusive_subtests_fail_no_run(runs, second, status, failed, inconclusive):
     pytest.importorskip("_pytest.subtests", reason="pytest has subtests from 9 on")
     source = f"""{NOISY.partition("    @pytest.mark.slm")[0]}
     @pytest.mark.slm
@@ -329,7 +329,7 @@ WATCHES = """
 
 
 @PAGES
-def test_the_page_has_the_run_and_how_far_it_is_and_is_refused_without_jinja2_or_over_another_file(runs, monkeypatch):
+def test_html_page_holds_records(runs, monkeypatch):
     ran = runs(WATCHES, FEW, TWO, "--slm-html=out.html")
     page = Page((ran.folder / "out.html").read_text("utf-8"))
     assert ran.counts == {"passed": 2} and (ran.folder / "seen").exists()
@@ -367,7 +367,7 @@ FAILS = """
 
 
 @PAGES
-def test_what_failed_or_stayed_inconclusive_is_named_on_the_page_and_in_the_step_summary(runs, monkeypatch, tmp_path):
+def test_html_page_names_failures(runs, monkeypatch, tmp_path):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
     ran = runs.anew(FAILS, FEW, "--slm-html=out.html")
     seen = Page((ran.folder / "out.html").read_text("utf-8")).text
@@ -398,7 +398,7 @@ def saved(runs):
     )  # fmt: skip
 
 
-def test_each_valid_point_is_a_benchmark_of_seconds_per_request_that_can_be_compared(saved, runs):
+def test_valid_points_become_benchmarks(saved, runs):
     told = json.loads((saved.folder / "out.json").read_text())
     rows = {row["name"]: row for row in told["benchmarks"]}
     assert list(rows) == [f"test_point[opt-125m-{n}]" for n in (1, 2, 4, 8)], "nothing is valid at 16"
@@ -413,7 +413,7 @@ def test_each_valid_point_is_a_benchmark_of_seconds_per_request_that_can_be_comp
 
 
 @pytest.mark.parametrize(("words", "there"), [("-v", False), ("-oslm_report=all", True)])
-def test_its_table_is_there_where_all_is_wanted_and_for_a_users_own(runs, words, there):
+def test_benchmark_table_needs_full_report(runs, words, there):
     pytest.importorskip("pytest_benchmark")
     own = "def test_own(benchmark): benchmark(sum, range(9))\n"
     text = runs.anew({"test_points.py": SWEEP, "test_own.py": own}, BARE, TWO, words, ".", BRIEF, quiet=ALONE).out
@@ -433,7 +433,7 @@ INTERRUPTS = """
 """
 
 
-def test_an_interrupted_run_has_its_last_screen_where_warnings_are_errors(runs):
+def test_interrupted_run_prints_last_screen(runs):
     """Also if CPython was at an instruction of no line, which pytest itself does not survive."""
     ran = runs.anew({"test_it.py": SWEEP, "conftest.py": INTERRUPTS}, FEW, "-W error", process=True, quiet=ALONE)
     assert ran.ret == 2 and "Traceback" not in ran.out + ran.err

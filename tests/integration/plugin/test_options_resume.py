@@ -19,7 +19,7 @@ def resumed(runs):
     return runs.anew(SWEEP, FEW, "--slm-resume", folder=old.folder)
 
 
-def test_only_what_is_missing_is_measured_and_later_nothing_unless_another_question_is_asked(resumed, runs):
+def test_resume_measures_only_missing_repeats(resumed, runs):
     assert resumed.counts == {"passed": 6} and len(resumed.measured()) == 10
     resumed.says("slmserve: * holds 2 measurements *", "2 measurements * 1 (1), opt-125m at 16 (1)")
     assert [run.header.resumes for run in runs_of(resumed.archive())] == [False, True]
@@ -38,7 +38,7 @@ def test_only_what_is_missing_is_measured_and_later_nothing_unless_another_quest
     assert len(other.measured()) == 20, "those of the first two runs, and of this one"
 
 
-def test_invalid_ones_are_not_reused_and_of_a_test_of_ones_own_only_the_engine_is_known_beforehand(runs):
+def test_resume_skips_invalid_measurements(runs):
     words = f"{FEW} {ONE} --slm-engine-arg=preempt_from=1 --slm-resume"
     first = runs.anew(SWEEP, words)
     again = runs.anew(SWEEP, words, folder=first.folder)
@@ -52,7 +52,7 @@ def test_invalid_ones_are_not_reused_and_of_a_test_of_ones_own_only_the_engine_i
     other.refuses("gpu_memory_utilization 0.9 there, 0.5 here")
 
 
-def test_the_records_of_another_run_are_reused_and_stay_as_they_are(runs, monkeypatch):
+def test_resumed_archive_stays_unchanged(runs, monkeypatch):
     monkeypatch.setattr(costs, "repeat_estimate_s", lambda *_: 10.0)
     old = runs.anew(SWEEP, FEW, "--slm-concurrency=1,16 --slm-records=old.jsonl.gz")
     before = (old.folder / "old.jsonl.gz").read_bytes()
@@ -76,7 +76,7 @@ NEWER = '{"kind":"session","format":99,"started":"2030-01-01","claims":{},"plan"
 EMPTY = '{"kind":"session","format":3,"started":"","pytest_slmserve":null,"claims":{},"plan":{}}'
 
 
-def test_what_cannot_be_resumed_is_refused_and_a_damaged_line_named_whose_neighbours_can_be_used(runs):
+def test_unfit_results_file_is_refused(runs):
     ran = runs.anew(SWEEP, FEW)
     text = (ran.folder / ".slm/records.jsonl").read_text("utf-8")
     other = ran.folder / "h100.jsonl"

@@ -17,7 +17,7 @@ NAMED = """
 """
 
 
-def test_every_planned_load_is_measured_unless_told_otherwise_and_either_kind_goes_on_from_the_other(runs):
+def test_full_sweep_measures_every_load(runs):
     ran = runs(SWEEP, FULL)
     assert ran.counts == {"passed": 8} and ran.loads() == [1, 2, 4, 8, 16, 32, 64] * 2 and "adaptive" not in ran.out
     ran.says("plateau *from concurrency 8*")
@@ -50,7 +50,7 @@ SWEPT = {
 
 
 @pytest.mark.parametrize("case", SWEPT)
-def test_an_adaptive_sweep_measures_what_decides_and_skips_the_rest(runs, case):
+def test_adaptive_sweep_measures_deciding_loads(runs, case):
     words, source, loads, status, counts, lines = SWEPT[case]
     ran = runs(source, ADAPTIVE, words)
     assert (sorted({*ran.loads()}), ran.ret, ran.counts) == (loads, status, counts)
@@ -59,7 +59,7 @@ def test_an_adaptive_sweep_measures_what_decides_and_skips_the_rest(runs, case):
     ran.says(*lines)
 
 
-def test_noise_that_takes_too_long_says_how_to_go_on_and_a_plan_is_the_most_that_may_be_measured(runs):
+def test_noisy_adaptive_sweep_suggests_resume(runs):
     noisy = "--slm-engine-arg=noise=0.05 --slm-engine-arg=b_half=6 -o slm_report=summary --slm-budget=0"
     ran = runs(SWEEP, ADAPTIVE, noisy)
     assert ran.ret == 10 and "--slm-sweep full with --slm-resume " in " ".join(ran.out.split())
@@ -76,7 +76,7 @@ NOISY = """--slm-simulate --slm-models=opt-125m --slm-concurrency=1,16,64,128,25
     --slm-output-len=64 --slm-engine-arg=t_inf=14000 --slm-engine-arg=b_half=12 --slm-engine-arg=host_noise=0.02"""
 
 
-def test_the_loads_of_an_inconclusive_claim_are_measured_again_until_it_is_decided_if_there_is_a_budget(runs):
+def test_budget_repeats_undecided_loads(runs):
     unpaid = runs.anew(SWEEP, NOISY, "--slm-budget=0")
     assert unpaid.ret == 10 and unpaid.loads() == [1, 16, 64, 128, 256] * 2, "rounds go over all loads"
     would = "s more at concurrency 128 and 256, with an engine start, would decide: --slm-simulate --slm-resume"
@@ -119,7 +119,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("words", PLANTED)
-def test_what_cannot_be_trusted_is_measured_again_or_shown_and_claims_are_judged_by_what_sensors_say(runs, words):
+def test_untrusted_points_are_measured_again(runs, words):
     repeats, status, others, lines = PLANTED[words]
     ran = runs(SWEEP + OF_SENSORS, SENSED, words)
     assert [ran.loads().count(n) for n in (1, 4, 8, 16)] == repeats and status in (None, ran.ret)

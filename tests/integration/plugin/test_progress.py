@@ -16,7 +16,7 @@ FEW = f"""--slm-simulate --slm-models=opt-125m --slm-concurrency=1,16 --slm-wind
 
 
 @pytest.mark.parametrize("columns", [40, 160])
-def test_the_line_is_as_wide_as_the_terminal_while_output_is_captured(pytester, columns):
+def test_progress_line_fits_terminal(pytester, columns):
     command = [sys.executable, "-m", "pytest", *FEW.split(), pytester.makepyfile(SWEEP).name]
     written = shown_on(columns, command, {**os.environ, "TERM": "xterm", "COLUMNS": "400"})
     over = WRITTEN_OVER.findall(written)
@@ -31,7 +31,7 @@ def test_the_line_is_as_wide_as_the_terminal_while_output_is_captured(pytester, 
     assert "slmserve: case" not in written
 
 
-def test_a_log_gets_a_line_for_each_case_and_each_start_unless_it_is_quiet(runs, monkeypatch):
+def test_log_has_line_per_case(runs, monkeypatch):
     monkeypatch.setattr(progress, "LEAST_S", 0.0)  # also on what took no time
     coloured = runs.anew(SWEEP, FEW, "--color=yes").out
     text = re.sub(r"\x1b\[[\d;]*m", "", coloured)

@@ -9,7 +9,7 @@ from scripts import CHECKOUT
 QUICKSTART = "--pyargs pytest_slmserve.quickstart"
 
 
-def test_it_is_green_in_a_few_seconds_with_the_package_alone_and_reported_as_its_run_was(runs, monkeypatch, tmp_path):
+def test_quickstart_passes_in_seconds(runs, monkeypatch, tmp_path):
     """In a checkout, where pytest reads tests/conftest.py, and Hypothesis is not installed."""
     support = [*(CHECKOUT / "tests/support").glob("*.py")]
     paths = [CHECKOUT / "conftest.py", CHECKOUT / "tests/conftest.py", CHECKOUT / "tests/skips.toml", *support]
@@ -28,7 +28,7 @@ def test_it_is_green_in_a_few_seconds_with_the_package_alone_and_reported_as_its
     assert session.plan["gate"]["pairs"] == 12, "the terms, without which a report would assume some"
 
 
-def test_without_a_mode_it_says_what_it_needs_and_on_a_real_engine_its_gate_waits(runs, holds):
+def test_quickstart_without_mode_is_skipped(runs, holds):
     ran = runs({}, QUICKSTART, "-rs")
     assert ran.counts == {"skipped": 3}
     ran.says("*--slm-gpu, --slm-cpu, --slm-simulate or --slm-endpoint*")
@@ -61,7 +61,7 @@ UNMEASURED = """
 
 
 @pytest.mark.parametrize("measures", [False, True], ids=["idle", "measuring"])
-def test_nothing_heavy_is_imported_and_never_the_engine(runs, measures):
+def test_plugin_imports_nothing_heavy(runs, measures):
     """In a process of its own, seen as pytest exits."""
     test = "def test_it(slm_measure): assert slm_measure(4).valid" if measures else UNMEASURED
     words = "--slm-simulate --slm-window=1" if measures else ""

@@ -26,7 +26,7 @@ def first(runs):
     return runs.anew(GAIN, ONE, "--slm-replicas=2,3 --slm-repeats=4")
 
 
-def test_replicas_are_measured_judged_and_reported_again(first):
+def test_report_repeats_replica_verdicts(first):
     """A simulated device gains by MPS, as planted, and loses by time slicing: both read their own weights."""
     failing = {name.removeprefix("test_replicas_") for name, found in first.outcomes.items() if found == "FAILED"}
     lost = ("pay", "answer_sooner", "keep_the_tail")
@@ -44,7 +44,7 @@ def test_replicas_are_measured_judged_and_reported_again(first):
     assert "not measured, though planned" not in first.out, "the claims of replicas need no sweep"
 
 
-def test_of_replicas_what_is_known_is_not_measured_again_and_two_models_stand_side_by_side(first, runs):
+def test_known_replicas_are_not_remeasured(first, runs):
     before = len(first.measured())
     again = runs.anew(GAIN, ONE, "--slm-resume --slm-replicas=2,3,4 --slm-repeats=4 -k point", folder=first.folder)
     assert len(again.measured()) == before + 2 * 4 * 4, "only four replicas were new"
@@ -63,7 +63,7 @@ def test_of_replicas_what_is_known_is_not_measured_again_and_two_models_stand_si
 STRICT = "--slm-simulate -o slm_strict=1 --slm-window=1 -o slm_report=tables"
 
 
-def test_hits_of_the_prefix_cache_and_of_conversations_are_measured_judged_and_reported_again(runs):
+def test_prefix_cache_hits_are_judged(runs):
     shipped_one = shipped("test_prefix_cache")
     ran = runs.anew(shipped_one, STRICT)
     assert ran.counts == {"passed": 6}
@@ -84,7 +84,7 @@ def test_hits_of_the_prefix_cache_and_of_conversations_are_measured_judged_and_r
     assert found == {False: {0}, True: {0, *(256 + 320 * turn for turn in range(7))}}
 
 
-def test_a_share_that_no_cache_can_serve_and_a_structure_that_cannot_be_are_refused_before_anything_starts(runs):
+def test_impossible_prefix_share_is_refused(runs):
     for words, facts in (
         ("--slm-prefix-share=1", ["--slm-prefix-share", "'1'", "a share between 0 and 1"]),
         ("--slm-prefix-share=0.01", ["0.01", "blocks of 16", "--slm-input-len 1600"]),
@@ -96,7 +96,7 @@ def test_a_share_that_no_cache_can_serve_and_a_structure_that_cannot_be_are_refu
         runs(SWEEP, FEW, words).refuses(*facts)
 
 
-def test_the_cost_of_structured_output_is_measured_judged_resumed_and_reported_again(runs):
+def test_structured_output_cost_is_judged(runs):
     shipped_one, words = shipped("test_structured_output"), f"{STRICT} --slm-engine-arg=structured_cost=0.25"
     ran = runs.anew(shipped_one, words)
     assert ran.ret == 1 and ran.counts == {"passed": 4, "failed": 1}
@@ -111,7 +111,7 @@ def test_the_cost_of_structured_output_is_measured_judged_resumed_and_reported_a
     assert len(runs.anew(shipped_one, words, "--slm-resume", folder=ran.folder).measured()) == 8
 
 
-def test_where_speculation_stops_to_gain_is_measured_judged_and_reported_again(runs):
+def test_speculation_gain_limit_is_found(runs):
     """A request takes 39 steps for its 64 tokens, of which the first has no draft, so a step brings 64/39 = 1 + a. With
     drafts it takes b_half + (1 + 1.5) B, without b_half + B: (1 + a)(b_half + B) is as much at b* = a b_half/(1.5 - a).
     """
@@ -144,7 +144,7 @@ WIDE = """--slm-simulate --slm-window=12 --slm-input-len=64 --slm-output-len=32 
 ONE_LOAD = "--slm-tensor-parallel-size=1,2 --slm-concurrency=64"
 
 
-def test_all_ways_to_deploy_on_two_gpus_stand_side_by_side_and_more_than_there_are_are_refused(runs, monkeypatch):
+def test_two_gpu_deployments_are_compared(runs, monkeypatch):
     """Where an all-reduce is slow."""
     planted = "--slm-engine-arg=all_reduce_s=0.005 --slm-engine-arg=imbalance=0.2"
     ran = runs({**PARALLEL, **GAIN}, WIDE, ONE_LOAD, planted, "--slm-replicas=2 -k point")
@@ -198,14 +198,14 @@ AGAINST = {
 
 
 @pytest.mark.parametrize("case", AGAINST)
-def test_a_run_is_held_against_a_stored_one_by_the_margin_of_a_gate(held, case):
+def test_run_is_judged_against_baseline(held, case):
     words, status, lines = AGAINST[case]
     ran = held("--slm-baseline=before.jsonl", words)
     assert ran.ret == status and "unexpected" not in ran.out
     ran.says(*lines)
 
 
-def test_what_is_kept_goes_by_its_name_and_replicas_are_held_against_replicas(held, runs):
+def test_named_baseline_judges_replicas(held, runs):
     without = held()
     without.says("SKIPPED*needs --slm-baseline")
     with pytest.MonkeyPatch.context() as patch:

@@ -27,7 +27,7 @@ def test_written_page_is_current(path: Path) -> None:
     assert path.read_text("utf-8") == WRITTEN[path](), "python tests/support/written_pages.py writes it"
 
 
-def test_links_options_and_named_files_exist(tmp_path: Path) -> None:
+def test_links_options_files_exist(tmp_path: Path) -> None:
     assert {name: found for name, page in ALL_PAGES.items() if (found := broken_links(page))} == {}
     mapped = {(DOCS / target).resolve() for target in links(TEXTS["docs/index.md"])}
     assert {page.resolve() for page in PAGES.values()} - {(DOCS / "index.md").resolve()} <= mapped
@@ -47,14 +47,14 @@ def test_links_options_and_named_files_exist(tmp_path: Path) -> None:
     assert named and {pair for pair in named if pair[1] not in known} == set()
 
 
-def test_page_of_claims_has_each_claim_once() -> None:
+def test_claims_page_lists_each_claim() -> None:
     rows = re.findall(r"^\| (.+) \|$", TEXTS["docs/claims.md"], re.MULTILINE)
     cells = [row.split(" | ") for row in rows]
     assert sorted(name for cell in cells for name in re.findall(r"`([^`]+)`", cell[2])) == sorted(CLAIMS)
     assert [cell for cell in cells if len(cell) != 4 or not all(cell)] == []
 
 
-def test_messages_of_troubleshooting_are_those_of_the_package() -> None:
+def test_troubleshooting_quotes_real_messages() -> None:
     """Each message stands in the package, in parts between its names and numbers."""
     source = "".join(path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
     source = re.sub(r'\{[^{}]*\}|\\(?=")', "", re.sub(r'"\s*f?"', "", source))
@@ -64,7 +64,7 @@ def test_messages_of_troubleshooting_are_those_of_the_package() -> None:
     assert len(said) > 20 and sorted(part for part in parts if part not in source) == []
 
 
-def test_columns_of_reports_are_defined() -> None:
+def test_report_columns_are_defined() -> None:
     functions = (sweeps.point_columns, sweeps.sensor_table)
     heads = re.findall(r'(?:Column|share)\("((?:[^"])+)"', "".join(map(inspect.getsource, functions)))
     heads += [column.head for column in (*sweeps.ROWS, *sweeps.STEP)]
@@ -74,7 +74,7 @@ def test_columns_of_reports_are_defined() -> None:
     assert len(names) > 30 and [word for word in words if word not in text] == []
 
 
-def test_readme_has_commands_of_ci_and_a_short_example() -> None:
+def test_readme_shows_ci_commands() -> None:
     _, _, section = TEXTS["README.md"].partition("\n## From a clone\n")
     blocks = [text for words, text in fences(section.partition("\n## ")[0]) if words == "sh"]
     assert blocks == [f"{SETUP} slm-cpu\n", f"{SETUP} tests\n"]

@@ -148,7 +148,7 @@ def judge(reader: Reader, given: Any) -> None:
 
 @pytest.mark.parametrize("plant", TEXTS)
 @pytest.mark.parametrize("reader", FILES)
-def test_a_file_of_others_is_read_or_refused_in_a_sentence(tmp_path, reader, plant):
+def test_foreign_json_never_crashes_reader(tmp_path, reader, plant):
     (tmp_path / "own").mkdir()
     path = tmp_path / "own" / "planted"
     path.write_bytes(TEXTS[plant])
@@ -159,7 +159,7 @@ def test_a_file_of_others_is_read_or_refused_in_a_sentence(tmp_path, reader, pla
 
 
 @pytest.mark.parametrize(("reader", "plant"), NO_FILE)
-def test_what_is_no_file_or_too_large_is_never_waited_for(tmp_path, reader, plant):
+def test_special_files_are_never_awaited(tmp_path, reader, plant):
     (tmp_path / "own").mkdir()
     path = tmp_path / "own" / "planted"
     match plant:
@@ -195,13 +195,13 @@ def models_told(monkeypatch: pytest.MonkeyPatch, text: str) -> str:
 
 
 @pytest.mark.parametrize("plant", [*OF_OPTIONS, *NOT_KEPT])
-def test_an_extra_body_that_no_record_or_server_could_take_is_refused(plant):
+def test_unusable_extra_body_is_refused(plant):
     judge(Reader(json_object, "--extra-body"), {**OF_OPTIONS, **NOT_KEPT}[plant])
 
 
 @pytest.mark.parametrize("plant", [*OF_OPTIONS, *NOT_KEPT, "bytes"])
 @pytest.mark.parametrize(("name", "before"), [("engine_arg", "a="), ("side", "candidate:arg=a=")])
-def test_an_argument_that_no_record_could_hold_is_refused_and_what_is_no_json_is_text(name, before, plant):
+def test_unusable_argument_is_refused(name, before, plant):
     text = {**OF_OPTIONS, **NOT_KEPT, "bytes": "\udc80"}[plant]
     judge(Reader(lambda text: read_options({name: [before + text]}, {}, {}), name.replace("_", "-")), text)
     given = ["a=NaN text", "b={bad", 'c= {"d": 1} ']
@@ -210,18 +210,18 @@ def test_an_argument_that_no_record_could_hold_is_refused_and_what_is_no_json_is
 
 
 @pytest.mark.parametrize("plant", ODD_TEXTS)
-def test_an_endpoint_that_lists_no_models_is_said_to_list_none(monkeypatch, plant):
+def test_odd_model_list_is_told(monkeypatch, plant):
     assert models_told(monkeypatch, ODD_TEXTS[plant]).endswith("does not list its models")
 
 
-def test_an_endpoint_with_a_million_models_is_told_in_one_short_sentence(monkeypatch):
+def test_million_models_fit_one_sentence(monkeypatch):
     text = json.dumps({"data": [{"id": f"m{number}"} for number in range(1_000_000)]})
     said = models_told(monkeypatch, text)
     assert "lists 1000000 models: m0, m1, " in said and len(said) < 300
 
 
 @pytest.mark.parametrize("plant", ODD_TEXTS)
-def test_an_interpreter_a_probe_or_a_lock_that_says_anything_is_none(monkeypatch, plant):
+def test_odd_interpreter_answers_are_refused(monkeypatch, plant):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=TEXTS[plant]))
     with pytest.raises(BadUsage, match="is not a Python interpreter"):
         host.interpreter("/v/python", {})
@@ -237,12 +237,12 @@ def test_an_interpreter_a_probe_or_a_lock_that_says_anything_is_none(monkeypatch
     ("[" * DEEPEST_JSON + "]" * DEEPEST_JSON, None), (json.dumps(["[" * 5000, {"a": "{" * 5000}]), None),
     (json.dumps([[]] * 5000), [[]] * 5000),
 ], ids=range(6))  # fmt: skip
-def test_other_json_is_read_as_before(text, value):
+def test_valid_json_is_read_unchanged(text, value):
     found = json_value(text)
     assert (repr(found) if isinstance(value, str) else found) == (json.loads(text) if value is None else value)
 
 
-def test_texts_and_other_values_are_handed_over_and_more_bytes_than_the_limit_refused():
+def test_oversized_json_is_refused():
     values = ('{"a": 1}', "null", "5", "{bad", "x" * 50, "[" * 1000, 7, None, True)
     assert [*map(handed_over, values)] == [{"a": 1}, None, 5, "{bad", "x" * 50, "[" * 1000, 7, None, True]
     with pytest.raises(ValueError, match="at most 100 MB"):

@@ -207,13 +207,13 @@ RULES: dict[Callable[[Trees], list[str]], Sequence[Mapping[str, str]]] = {
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_the_package_keeps_the_rule_and_planted_violations_are_found_and_nothing_else(rule) -> None:
+def test_package_keeps_each_rule(rule) -> None:
     assert rule(PACKAGE) == [] and {"", "schema.errors", *PURE} <= PACKAGE.keys()
     for sources in RULES[rule]:
         assert rule({name: ast.parse(text) for name, text in sources.items()}) != [], sources
 
 
-def test_functions_are_as_long_as_one_thought_folders_two_deep_and_docstrings_begin_with_a_noun_or_a_verb() -> None:
+def test_functions_stay_short() -> None:
     found = [node for _, node in nodes(PACKAGE) if isinstance(node, Function)]
     lengths = [(node.end_lineno or 0) - node.lineno + 1 for node in found]
     assert median(lengths) >= 6, "a thought is split over many functions"
@@ -227,7 +227,7 @@ def test_functions_are_as_long_as_one_thought_folders_two_deep_and_docstrings_be
 
 
 @in_checkout
-def test_what_others_import_is_there_and_rooms_and_the_contributing_page_say_what_lives_where() -> None:
+def test_names_imported_by_studies_exist() -> None:
     text = (FOLDER / "quickstart" / "test_quickstart.py").read_text("utf-8")
     assert list(imports({"": ast.parse(text)})) == [("", "pytest")] and len(text.splitlines()) <= 40
     paths = [path for name in ("benchmarks", "studies") for path in (CHECKOUT / name).rglob("*.py")]
@@ -253,7 +253,7 @@ IN_INTEGRATION = {
 }
 
 
-def test_every_module_with_logic_has_a_test_file_of_its_name_and_every_folder_a_room() -> None:
+def test_each_module_has_test_file() -> None:
     """So who changes a module finds its tests. Logic is a function with a statement beside its docstring."""
     functions = ((name, node) for name, node in nodes(PACKAGE) if isinstance(node, ast.FunctionDef))
     logic = {name for name, node in functions if len(node.body) > 1 or not isinstance(node.body[0], ast.Expr)}

@@ -26,7 +26,7 @@ NUMBERS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(lambda parts
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=8), NUMBERS, st.data())
-def test_what_is_chosen_is_the_newest_without_a_result(script, versions, pin, data):
+def test_newest_ungated_release_is_chosen(script, versions, pin, data):
     done = data.draw(st.sets(st.sampled_from(versions)))
     found = script.choose(index(*versions), pin, [f"vLLM {version}: gate" for version in done])
     left = [each for each in map(Version, versions) if each > Version(pin) and each not in map(Version, done)]
@@ -46,11 +46,11 @@ NO_TITLE = ("vLLM 0.27.0: gate it", "re: vLLM 0.27.0: gate", "vllm 0.27.0: gate"
     (index(**{"0.27.0": [YANKED, WHEEL]}), [], "0.27.0"),
     *((index("0.26.1", **{"0.27.0": files}), [], "0.26.1") for files in ([], [YANKED, YANKED], [SDIST])),
 ])  # fmt: skip
-def test_what_is_no_final_release_that_can_be_installed_is_left_out(script, known, titles, chosen):
+def test_uninstallable_releases_are_left_out(script, known, titles, chosen):
     assert script.choose(known, "0.26.0", titles) == chosen
 
 
-def test_an_index_without_releases_is_none_without_news_and_a_baseline_has_to_be_a_release(script):
+def test_index_without_releases_is_refused(script):
     for known in ({}, {"releases": {}}, {"releases": []}, {"message": "not found"}):
         with pytest.raises(ValueError, match="names no releases"):
             script.choose(known, "0.26.0", [])
@@ -61,8 +61,8 @@ def test_an_index_without_releases_is_none_without_news_and_a_baseline_has_to_be
 
 
 @given(st.text(max_size=30) | st.from_regex(r"[0-9]{1,3}(\.[0-9]{1,3}){2}(\.post[0-9])?", fullmatch=True))
-def test_any_name_is_a_release_or_none(script, text):
-    """Also other scripts' digits, and what a shell or a path would take for something else."""
+def test_accepted_release_names_are_safe(script, text):
+    """Other scripts' digits, and what a shell or a path would take for something else, are in no such name."""
     named = script.key(text) is not None
     assert not named or (set(text) <= set("0123456789.post") and script.by_name(text) == text)
 
@@ -83,7 +83,7 @@ def command(script, tmp_path, capsys):
     return run
 
 
-def test_the_command_writes_outputs_takes_versions_by_name_and_refuses_what_is_no_version(command):
+def test_script_writes_workflow_outputs(command):
     named = ("--baseline", "0.20.2", "--candidate", "0.33.0rc1")
     for words, done, told in (
         ((), "Another\nvLLM 0.27.0: gate\n", ("0.26.0", "")),

@@ -26,7 +26,7 @@ def read(name: str) -> str:
 PROJECT = tomllib.loads(read("pyproject.toml"))
 
 
-def test_the_changelog_begins_with_the_version_and_the_citation_names_it_and_the_papers() -> None:
+def test_changelog_names_current_version() -> None:
     """In the form of Keep a Changelog: releases with their days, and below each what was added, changed and so on."""
     headings = re.findall(r"^(##+ .+)$", read("CHANGELOG.md"), re.MULTILINE)
     newest = re.fullmatch(r"## \[(.+)\] - (\d{4}-\d\d-\d\d|unreleased)", headings[0])
@@ -39,7 +39,7 @@ def test_the_changelog_begins_with_the_version_and_the_citation_names_it_and_the
     assert citation["references"] and all(paper["url"] in read("README.md") for paper in citation["references"])
 
 
-def test_pythons_of_ci_torch_of_tox_and_what_is_pinned_have_one_version_and_dependabot_moves_pins() -> None:
+def test_pinned_versions_agree() -> None:
     named = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', read("pyproject.toml"))
     (matrix,) = re.findall(r"python: \[(.+)\]", read(".github/workflows/ci.yml"))
     assert re.findall(r'"(3\.\d+)"', matrix) == named == sorted(named, key=lambda name: int(name[2:]))
@@ -73,7 +73,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
     return ZipFile(built("wheel", CHECKOUT, tmp_path_factory.mktemp("dist") / "wheel"))
 
 
-def test_the_wheel_holds_what_users_need_alone_as_that_of_the_image_does(wheel: ZipFile, tmp_path: Path) -> None:
+def test_wheel_holds_only_needed_files(wheel: ZipFile, tmp_path: Path) -> None:
     names = wheel.namelist()
     files = [path.relative_to(CHECKOUT) for path in (CHECKOUT / "pytest_slmserve").rglob("*") if path.is_file()]
     wanted = {path.as_posix() for path in files if "__pycache__" not in path.parts}
@@ -102,8 +102,8 @@ def test_the_wheel_holds_what_users_need_alone_as_that_of_the_image_does(wheel: 
     assert {*ZipFile(built("wheel", source, tmp_path / "image")).namelist()} == {*wheel.namelist()}
 
 
-def test_the_source_distribution_holds_what_git_knows(tmp_path: Path) -> None:
-    """So no record, environment or cache of the machine that builds it, and all that a packager needs to test it."""
+def test_source_distribution_matches_git(tmp_path: Path) -> None:
+    """It has no record, environment or cache of the building machine, and all that a packager needs to test it."""
     with tarfile.open(built("sdist", CHECKOUT, tmp_path / "dist")) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -115,7 +115,7 @@ def test_the_source_distribution_holds_what_git_knows(tmp_path: Path) -> None:
     assert {"LICENSE", "CITATION.cff", "conftest.py", "tests/conftest.py", "docs/index.md"} <= names
 
 
-def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(tmp_path, capsys) -> None:
+def test_release_sets_repository_addresses(tmp_path, capsys) -> None:
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(CHECKOUT / name, tmp_path)
     with loaded(CHECKOUT / ".github/scripts/set_addresses.py") as addresses:
@@ -136,7 +136,7 @@ def test_the_index_gets_the_addresses_of_the_repository_that_releases_once(tmp_p
     )
 
 
-def test_a_form_is_one_of_github_and_a_problem_comes_with_the_doctor_and_the_records() -> None:
+def test_issue_forms_ask_for_records() -> None:
     forms = sorted((CHECKOUT / ".github/ISSUE_TEMPLATE").glob("[0-9]-*.yml"))
     for path in forms:
         form = yaml.safe_load(path.read_text("utf-8"))

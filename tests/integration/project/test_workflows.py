@@ -92,7 +92,7 @@ def rights(workflow: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_who_causes_a_workflow_where_it_runs_and_what_it_may_do(name: str) -> None:
+def test_workflow_has_allowed_rights(name: str) -> None:
     workflow = WORKFLOWS[name]
     assert workflow["permissions"] == READ and "pull_request_target" not in workflow["on"]
     if name in RIGHTS:
@@ -102,8 +102,8 @@ def test_who_causes_a_workflow_where_it_runs_and_what_it_may_do(name: str) -> No
         assert all(0 < job["timeout-minutes"] <= 120 for job in workflow["jobs"].values())
 
 
-def test_only_main_starts_by_itself_callers_get_our_labels_and_what_comes_from_others_is_pinned() -> None:
-    """Actions by one commit, which says its version, and what makes a release by hash."""
+def test_workflow_actions_are_pinned() -> None:
+    """Actions are pinned by one commit, which says its version, and what makes a release by hash."""
     assert WORKFLOWS["gpu.yml"]["on"]["push"] == {"branches": ["main"]}
     gate = WORKFLOWS["gate.yml"]
     assert yaml.safe_load(gate["on"]["workflow_call"]["inputs"]["runner"]["default"]) == LABELS
@@ -124,7 +124,7 @@ def test_only_main_starts_by_itself_callers_get_our_labels_and_what_comes_from_o
     assert {*required["needs"]} == {name for name, job in everything.items() if job is not required}
 
 
-def test_the_action_sees_no_token_and_inputs_and_outputs_go_through() -> None:
+def test_action_passes_inputs_without_token() -> None:
     action, inputs = read(ACTION), WORKFLOWS["gate.yml"]["on"]["workflow_call"]["inputs"]
     *_, gate = action["runs"]["steps"]
     assert {step["shell"] for step in action["runs"]["steps"]} == {"bash"}, "with pipefail"
@@ -167,7 +167,7 @@ def gated(step: Step, status: int, **inputs: str) -> Ran:
     ({}, "--pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate"),
     ({"tests": ""}, "--slm-gpu --slm-gate"),
 ])  # fmt: skip
-def test_a_caller_names_tests_models_and_loads(step: Step, inputs: dict[str, str], words: str) -> None:
+def test_caller_chooses_tests_models_loads(step: Step, inputs: dict[str, str], words: str) -> None:
     assert gated(step, 0, **inputs).called.startswith(f"pytest {words}")
 
 
@@ -178,7 +178,7 @@ def test_a_caller_names_tests_models_and_loads(step: Step, inputs: dict[str, str
     (3, "", "::error::no verdict, the gate was broken off"),
     (137, "", "::error::no verdict, pytest ended with 137"),
 ])  # fmt: skip
-def test_the_gate_ends_as_pytest_does_and_tells_the_status_of_a_verdict(step: Step, status, outputs, said) -> None:
+def test_gate_step_ends_like_pytest(step: Step, status, outputs, said) -> None:
     ran = gated(step, status)
     assert (ran.status, ran.outputs) == (status, outputs) and said in ran.printed
     assert (step.folder / "gate/summary.md").read_text("utf-8") == "# Gate\n"
@@ -187,7 +187,7 @@ def test_the_gate_ends_as_pytest_does_and_tells_the_status_of_a_verdict(step: St
     assert f"--slm-gate --junitxml=gate/junit.xml {' '.join(words)}\n" in ran.called
 
 
-def test_the_gate_is_rehearsed_in_somebodys_repository(step: Step) -> None:
+def test_gate_rehearses_in_foreign_repository(step: Step) -> None:
     """The steps of the action as scripts, on a simulated engine, with models and margin of its pyproject.toml."""
     own = 'slm_models = ["opt-1.3b"]\nslm_concurrency = ["64"]\nslm_input_len = "64"\n'
     (step.folder / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{own}", "utf-8")
@@ -226,13 +226,13 @@ KNOWN = "3\tvLLM 0.27.0: gated\n4\tvLLM 0.27.0: gate\n5\tvLLM 0.27.01: gate\n"
     ({"known": KNOWN}, "fails", ["comment 4 --body-file body.md", "reopen 4"]),
     ({"pull": "12"}, "fails", ["comment 12 --body-file body.md"]),
 ])  # fmt: skip
-def test_a_result_becomes_an_issue_which_a_pass_closes_or_a_comment(step: Step, given, said: str, called: list) -> None:
+def test_result_becomes_issue_or_comment(step: Step, given, said: str, called: list) -> None:
     ran, body = reported(step, **given)
     assert ran.status == 0 and re.findall("gh issue (.*)\n", ran.called) == called
     assert body == f"vLLM 0.27.0 {said} against 0.26.0. [Log and records](https://example.org/run/1)\n\n# Gate\n"
 
 
-def test_the_text_of_an_issue_is_cut_calls_nobody_and_is_written_if_it_is_no_text(step: Step) -> None:
+def test_issue_text_mentions_nobody(step: Step) -> None:
     ran, body = reported(step, text="@everyone $(touch harm) `touch harm` é\n" + "x" * 100_000)
     assert ran.status == 0 and len(body) < 65_000 and not (step.folder / "harm").exists()
     assert "@everyone" not in body and "@\u200beveryone $(touch harm) `touch harm` é\n" in body
@@ -242,7 +242,7 @@ def test_the_text_of_an_issue_is_cut_calls_nobody_and_is_written_if_it_is_no_tex
 
 
 @pytest.mark.parametrize("status", ["", "4", "0; true", "a link"])
-def test_what_is_no_status_or_a_link_in_place_of_the_text_writes_no_issue(step: Step, status: str) -> None:
+def test_bad_status_writes_no_issue(step: Step, status: str) -> None:
     if status == "a link":
         (step.folder / "gate/summary.md").symlink_to("/proc/self/environ")
     ran, body = reported(step, "1" if status == "a link" else status, text="")
@@ -269,7 +269,7 @@ def compiles(name: str) -> dict[str, Any]:
     (HEAD[:9], ON_MAIN, [], 4, ""), ("$(touch harm)", ON_MAIN, [], 4, ""), (f"{HEAD}\nsource=x", ON_MAIN, [], 4, ""),
     ("", {}, INDEX, 0, f"baseline=0.26.0\ncandidate={HEAD}\nsource=\n"), ("", {}, [], 1, ""),
 ])  # fmt: skip
-def test_a_commit_is_compared_with_where_it_left_main_and_the_nightly_wheel_with_the_newest_release(
+def test_commit_is_compared_with_main(
     step: Step, commit: str, compared: dict[str, Any], index: list[Any], status: int, outputs: str
 ) -> None:
     """What changes compiled files is refused: there is no wheel of it, and the baseline's files would be measured."""
@@ -301,9 +301,7 @@ FIVE = "### FAILS: it serves \\[a\\] at 0.943\n\n- why: kernels\n- do this: it\n
 
 
 @pytest.mark.parametrize(("status", "conclusion"), [("0", "success"), ("1", "failure"), ("10", "neutral")])
-def test_a_verdict_becomes_a_check_run_with_five_lines_above_the_table(
-    step: Step, status: str, conclusion: str
-) -> None:
+def test_verdict_becomes_check_run(step: Step, status: str, conclusion: str) -> None:
     ran, sent = checked(step, status, f"{FIVE}\n\n### opt-1.3b: FAIL\n\n| a |\n\n### To repeat it\n".encode())
     assert ran.status == 0 and ran.called == "gh api repos/o/r/check-runs --input check.json --jq .html_url\n"
     output = sent.pop("output")
@@ -320,7 +318,7 @@ def test_a_verdict_becomes_a_check_run_with_five_lines_above_the_table(
     b"", b"@everyone $(touch harm) `touch harm` '\n" + "\u00e9".encode() * 100_000, b"\xff\x00\x1b[2J\xed\xa0\x80",
     b"@" * 1_000_000, b"\n\n### " * 50_000, b"{CANDIDATE} {GH_TOKEN} %s\"}, \"conclusion\": \"success\"",
 ], ids=range(6))  # fmt: skip
-def test_no_text_of_the_host_decides_the_check_calls_anybody_or_is_too_long(step: Step, text: bytes) -> None:
+def test_host_text_cannot_decide_check(step: Step, text: bytes) -> None:
     ran, sent = checked(step, "1", text)
     assert ran.status == 0 and sent["conclusion"] == "failure" and not (step.folder / "harm").exists(), ran.printed
     for name, part in sent["output"].items():
@@ -331,7 +329,7 @@ def test_no_text_of_the_host_decides_the_check_calls_anybody_or_is_too_long(step
 
 
 @pytest.mark.parametrize("status", ["", "4", "0; true", "a link"])
-def test_without_a_verdict_or_with_a_link_there_is_no_check_run(step: Step, status: str) -> None:
+def test_missing_verdict_writes_no_check(step: Step, status: str) -> None:
     if status == "a link":
         (step.folder / "gate/summary.md").symlink_to("/proc/self/environ")
     ran, sent = checked(step, "1" if status == "a link" else status, b"# Gate\n")
@@ -341,9 +339,7 @@ def test_without_a_verdict_or_with_a_link_there_is_no_check_run(step: Step, stat
 @pytest.mark.parametrize(
     ("source", "built"), [(SOURCE, f"vllm @ git+{SOURCE}@{HEAD}"), ("", "{temp}/wheel-{head}/v.whl")]
 )
-def test_commits_come_from_their_own_index_or_with_the_compiled_files_of_the_baseline(
-    step: Step, source, built
-) -> None:
+def test_commits_install_from_own_index(step: Step, source, built) -> None:
     told = 'case $1 in download) mkdir -p "${@: -2:1}"; touch "${@: -2:1}/v.whl" ;; esac'
     step.environments(pip=f'{told}\necho "with $VLLM_USE_PRECOMPILED $VLLM_PRECOMPILED_WHEEL_LOCATION" >> "$CALLED"')
     ran = step.act(INSTALL, {"baseline": BASE, "candidate": HEAD, "source": source})
@@ -361,14 +357,14 @@ def test_commits_come_from_their_own_index_or_with_the_compiled_files_of_the_bas
     {"source": SOURCE}, {"candidate": HEAD[:39]},
     {"source": "https://x;touch harm", "baseline": BASE, "candidate": HEAD},
 ])  # fmt: skip
-def test_what_is_no_commit_or_no_repository_installs_nothing(step: Step, inputs: dict[str, str]) -> None:
+def test_bad_commit_installs_nothing(step: Step, inputs: dict[str, str]) -> None:
     step.environments()
     ran = step.act(INSTALL, inputs)
     assert (ran.status, ran.called) == (4, "") and "::error::" in ran.printed and not (step.folder / "harm").exists()
 
 
 @pytest.mark.parametrize("plugin", ["", "pytest-slmserve @ git+https://example.org/o/r@0123456789abcdef"])
-def test_each_release_has_an_environment_of_its_own_and_the_plugin_is_what_pip_takes(step: Step, plugin: str) -> None:
+def test_each_release_gets_own_environment(step: Step, plugin: str) -> None:
     """Without a plugin that of the action is installed: it is on no index yet, and its commit the caller has read."""
     step.environments(pip='echo "installed: ${0%/bin/pip}"')
     ran = step.act(INSTALL, {"plugin": plugin})
@@ -380,7 +376,7 @@ def test_each_release_has_an_environment_of_its_own_and_the_plugin_is_what_pip_t
     assert "vllm-0.27.0" in (step.folder / "gate/vllm-0.27.0.txt").read_text("utf-8")
 
 
-def test_the_nightly_run_takes_the_release_in_use(step: Step) -> None:
+def test_nightly_run_takes_current_release(step: Step) -> None:
     step.environments()
     (step.folder / ".github").mkdir()
     (step.folder / ".github/vllm-baseline.txt").write_text("0.26.0\n", "utf-8")

@@ -22,9 +22,9 @@ def own_tmp(monkeypatch):
 
 
 @pytest.mark.usefixtures("own_tmp")
-def test_two_gpus_make_one_archive_and_the_report_of_a_run_without(pytester):
-    """It is open to nobody else: where Ray no longer heeds the variable that keeps it on the loopback address, this
-    fails."""
+def test_two_gpus_fill_one_archive(pytester):
+    """The run is open to nobody else: where Ray no longer heeds the variable that keeps it on the loopback address,
+    this fails."""
 
     def tables(result):
         return [line for line in result.outlines if line.lstrip()[:1].isdigit() and "*" in line]
@@ -55,7 +55,7 @@ def ray_cluster():
         yield found
 
 
-def test_an_engines_cells_go_to_one_node_of_a_cluster(pytester, ray_cluster):
+def test_engine_cells_stay_on_node(pytester, ray_cluster):
     pytester.makepyfile(POINTS)
     words = (*WORDS, "--slm-window=2", "--slm-concurrency=1,16", f"--slm-ray={ray_cluster.address}")
     result = pytester.runpytest_inprocess(*words)

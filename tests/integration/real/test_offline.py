@@ -69,8 +69,8 @@ class TestContract(Contract):
         return request.getfixturevalue("engine")
 
 
-def test_vllm_knows_every_variable_that_is_set_and_its_core_does_not_import_it_once_more(engine):
-    """It is forked: most of its memory is that of the worker."""
+def test_vllm_knows_our_variables(engine):
+    """The engine core is forked and does not import vLLM once more: most of its memory is that of the worker."""
     log = engine.child.log.read_text("utf-8", errors="replace")
     assert "(EngineCore" in log and "Unknown vLLM environment variable" not in log
     processes = [Path("/proc", str(pid)) for pid in group(engine.child.process.pid)]
@@ -105,8 +105,8 @@ def finished(engine, pytester, monkeypatch):
     return pytester.runpytest_inprocess(*WORDS, "-oslm_report=tables", "-p", "no:cacheprovider", "-v")
 
 
-def test_a_run_from_its_options_to_its_report_and_the_report_again(finished, engine, pytester, capsys):
-    """Points, records and claims; that these are the same without vLLM."""
+def test_report_repeats_finished_run(finished, engine, pytester, capsys):
+    """Points, records and claims are the same in a report without vLLM."""
     finished.assert_outcomes(passed=3)
     found = read(records := pytester.path / ".slm/records.jsonl").measurements
     assert {m.load.concurrency for m in found} == {1, 8} and {m.launch for m in found} == {engine.launch}
@@ -123,7 +123,7 @@ def test_a_run_from_its_options_to_its_report_and_the_report_again(finished, eng
     assert len(rows) >= 2 and {row.rstrip() for row in rows} <= again
 
 
-def test_a_trace_has_the_steps_of_the_load(engine, traces):
+def test_profile_trace_has_load_steps(engine, traces):
     workload = small_workload(requests=64, output_tokens=16)
     assert engine.profile(workload, ClosedLoop(4, window_s=1.0)) is None
     (trace,) = traces.rglob("*.pt.trace.json*")
@@ -134,7 +134,7 @@ def test_a_trace_has_the_steps_of_the_load(engine, traces):
     assert engine.run(workload, ClosedLoop(4, window_s=0.5)).failures == 0, "it goes on serving"
 
 
-def test_a_killed_engine_core_is_a_failure_and_leaves_nothing(engine):
+def test_killed_engine_core_is_failure(engine):
     """The last one on this engine: it does not survive."""
     worker = engine.child.process.pid
     workload = small_workload(requests=16, output_tokens=32)

@@ -34,7 +34,7 @@ class TestContract(Contract):
         return there
 
 
-def test_the_suite_at_its_url(there, pytester, monkeypatch):
+def test_suite_runs_at_server_url(there, pytester, monkeypatch):
     pytester.makepyfile(POINTS)
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
     asked = ("--slm-concurrency=1,8", "--slm-input-len=160", "--slm-output-len=16", "--slm-repeats=1", "--slm-window=2")
@@ -50,7 +50,7 @@ def test_the_suite_at_its_url(there, pytester, monkeypatch):
 REQUESTS = 96  # a fast CPU serves fewer in less than the 0.2 s of tokens that a window needs
 
 
-def test_a_seed_that_comes_again_meets_a_warm_cache(there, tmp_path, capsys, monkeypatch):
+def test_repeated_seed_hits_warm_cache(there, tmp_path, capsys, monkeypatch):
     """The CPU's blocks are of 128 tokens: one of a prompt of 160 is kept."""
     monkeypatch.setenv("SLM_ENDPOINT_KEY", there._key)
     lengths = ("--max-concurrency", "4", "--num-prompts", str(REQUESTS), "--input-len", "160", "--output-len", "8")

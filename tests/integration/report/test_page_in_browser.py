@@ -53,7 +53,7 @@ def valid():
     return curve.valid
 
 
-def test_charts_wait_for_the_reader_and_in_the_end_each_is_drawn_and_described(opened):
+def test_charts_are_drawn_when_seen(opened):
     charts, drawn = opened.page.locator(".chart").count(), opened.page.locator(".chart svg")
     assert 0 < drawn.count() < charts and charts >= 10
     opened.page.locator("#slo .chart").first.scroll_into_view_if_needed()
@@ -65,7 +65,7 @@ def test_charts_wait_for_the_reader_and_in_the_end_each_is_drawn_and_described(o
 
 
 @pytest.mark.parametrize("bounds", SLOS)
-def test_bounds_give_the_goodput_that_the_package_computes(opened, valid, bounds):
+def test_slo_bounds_give_package_goodput(opened, valid, bounds):
     opened.fill(**dict(zip(("ttft", "tpot", "e2e"), bounds)))
     slo = ",".join(f"{name}:{ms}ms" for name, ms in zip(("ttft", "tpot", "e2e"), bounds) if ms)
     found = [(point.concurrency, point.goodput(slo)) for point in valid]
@@ -73,7 +73,7 @@ def test_bounds_give_the_goodput_that_the_package_computes(opened, valid, bounds
     assert [row[1:] for row in opened.cells("#goodput-table")] == wanted
 
 
-def test_a_slider_moves_its_bound_within_100_ms_and_prices_give_the_cost_of_the_advisor(opened, valid):
+def test_slider_moves_bound_quickly(opened, valid):
     opened.fill(ttft="", tpot="", e2e="")
     before = opened.cells("#goodput-table")
     move = """place => {
@@ -99,7 +99,7 @@ def test_a_slider_moves_its_bound_within_100_ms_and_prices_give_the_cost_of_the_
     assert told[3] == told[5] == "-" and float(told[4]) > 0
 
 
-def test_claims_are_filtered_and_the_address_keeps_bounds_prices_what_is_shown_and_the_theme(opened):
+def test_page_address_keeps_settings(opened):
     claims = opened.page.locator(".claim:visible")
     all_of_them = claims.count()
     opened.fill(ttft="60", tpot="", e2e="1800", attainment="50", **{"price-hour": "2"})
@@ -119,7 +119,7 @@ def test_claims_are_filtered_and_the_address_keeps_bounds_prices_what_is_shown_a
     opened.page.click("#theme")
 
 
-def test_no_text_of_a_saved_table_is_a_formula(browser, written, tmp_path):
+def test_saved_table_contains_no_formula(browser, written, tmp_path):
     path = tmp_path / "formula.html"
     path.write_text(written.read_text("utf-8").replace('"series":"opt-2.7b"', '"series":"=1+1"'), "utf-8")
     with opened_in(browser, path) as seen:
@@ -130,7 +130,7 @@ def test_no_text_of_a_saved_table_is_a_formula(browser, written, tmp_path):
     assert all(float(row[head.index("y")]) > 0 for row in rows)
 
 
-def test_axe_finds_no_violation_the_command_is_copied_and_a_chart_is_saved(opened):
+def test_page_has_no_axe_violation(opened):
     opened.page.locator("#claims-title .term").click()
     expect(opened.page.locator(".meaning:popover-open")).to_be_visible()
     assert opened.violations() == []
@@ -145,7 +145,7 @@ def test_axe_finds_no_violation_the_command_is_copied_and_a_chart_is_saved(opene
         assert Path(download.value.path()).read_bytes().startswith(begins)
 
 
-def test_another_page_is_laid_beside_this_one(opened, written, tmp_path):
+def test_another_page_joins_charts(opened, written, tmp_path):
     other, stranger = tmp_path / "other.html", tmp_path / "stranger.html"
     other.write_bytes(written.read_bytes())
     stranger.write_text("<!doctype html><p>")
@@ -157,7 +157,7 @@ def test_another_page_is_laid_beside_this_one(opened, written, tmp_path):
     expect(legend.last).to_contain_text("other.html: opt-2.7b", timeout=PATIENCE_MS)
 
 
-def test_a_phone_has_no_line_that_is_too_long_and_tells_terms_by_keyboard(phone):
+def test_page_fits_phone(phone):
     term, meaning = phone.page.locator("th .term:text('TTFT')").first, phone.page.locator(".meaning:popover-open")
     assert phone.width == 390
     term.focus()
@@ -171,7 +171,7 @@ def test_a_phone_has_no_line_that_is_too_long_and_tells_terms_by_keyboard(phone)
     assert described.startswith("Time to first token")
 
 
-def test_the_page_is_dark_where_the_reader_s_system_is_light_at_a_click_and_white_on_paper(phone):
+def test_page_follows_dark_mode(phone):
     ground = "getComputedStyle(document.body).backgroundColor"
     light = phone.page.evaluate(ground)
     phone.page.emulate_media(color_scheme="dark")
@@ -190,7 +190,7 @@ def test_the_page_is_dark_where_the_reader_s_system_is_light_at_a_click_and_whit
     assert phone.page.get_attribute("#theme", "aria-pressed") == "false"
 
 
-def test_paper_has_whole_tables_of_text(phone):
+def test_printed_tables_are_whole(phone):
     phone.page.set_viewport_size({"width": 718, "height": 1000})  # A4
     phone.page.emulate_media(media="print")
     phone.page.evaluate(UNFOLD)
@@ -199,7 +199,7 @@ def test_paper_has_whole_tables_of_text(phone):
     assert pre.evaluate("pre => pre.scrollWidth / pre.clientWidth") < 1.2, "what the browser makes smaller"
 
 
-def test_without_javascript_nothing_waits_for_a_click_in_vain(browser, written):
+def test_buttons_hide_without_javascript(browser, written):
     with browser.new_context(java_script_enabled=False) as context:
         (page := context.new_page()).goto(written.as_uri())
         assert page.locator("table").first.is_visible()
@@ -232,7 +232,7 @@ def draw_picture() -> None:
     Image.open(BytesIO(drawn)).convert("RGB").quantize(256).save(PICTURE, pnginfo=comment, optimize=True)
 
 
-def test_the_picture_says_what_the_page_says_today():
+def test_picture_matches_current_page():
     """`PYTHONPATH=.:tests/support python tests/integration/report/test_page_in_browser.py` draws it anew."""
     assert Image.open(PICTURE).text["Comment"] == pictured()
 

@@ -61,7 +61,7 @@ def described(page: Page, begins: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", [SWEPT, *OTHERS])
-def test_every_number_of_a_page_is_one_that_the_terminal_prints(page, name, capsys):
+def test_page_numbers_match_terminal(page, name, capsys):
     seen, _, printed = page("report", committed(name), "--goodput", SLO, "--show", "all")
     main(["report", str(committed(name)), "--goodput", SLO, "--show", "summary"])
     printed += capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_every_number_of_a_page_is_one_that_the_terminal_prints(page, name, caps
     assert [why for why in verdicts if " ".join(why.split()) not in text] == []
 
 
-def test_charts_show_the_values_of_the_tables(page):
+def test_chart_values_match_tables(page):
     seen, *_ = page("report", committed(SWEPT))
     head, *rows = seen.tables["Points of opt-2.7b"]
     sensors, *of_sensors = seen.tables["Sensors of opt-2.7b"]
@@ -99,7 +99,7 @@ def test_charts_show_the_values_of_the_tables(page):
         assert [f"{row['series']}%" for row in bar] == head[2:] and bar[-1]["end"] == pytest.approx(100)
 
 
-def test_a_page_is_read_again_as_its_archive_and_compare_and_history_have_every_row(page, out, capsys):
+def test_page_reads_back_as_archive(page, out, capsys):
     _, _, first = page("report", committed(SWEPT), "--show", "all")
     main(["report", str(out), "--show", "all"])
     assert capsys.readouterr().out == first.replace(f"written: {out}\n", "")
@@ -120,7 +120,7 @@ def test_a_page_is_read_again_as_its_archive_and_compare_and_history_have_every_
     assert "Cut at the edge: 0.24.0." in seen.text, "the interval of OPT-125M goes on to 50,176 tokens/s"
 
 
-def test_pairs_of_anybody_and_external_results_are_drawn_as_they_are_under_their_own_names(page, tmp_path):
+def test_pairs_page_draws_given_pairs(page, tmp_path):
     (tmp_path / "pairs.csv").write_text(PAIRS)
     seen, status, printed = page("pairs", tmp_path / "pairs.csv", "--direction", "higher")
     assert "Exit status 1" in seen.text and status == 1
@@ -141,8 +141,8 @@ def test_pairs_of_anybody_and_external_results_are_drawn_as_they_are_under_their
     assert printed.startswith("kind,subject,") and as_csv.charts == seen.charts
 
 
-def test_figures_of_an_archive_of_rates_draws_them_and_the_status_says_if_nothing_could_be_drawn(tmp_path, capsys):
-    """A number of requests in a closed loop, as `measure --max-concurrency 4 --num-prompts 40` keeps it, has none."""
+def test_figures_draw_request_rates(tmp_path, capsys):
+    """Requests of a closed loop, as `measure --max-concurrency 4 --num-prompts 40` keeps them, have no rate."""
     rates = [m for m in archive("cpu-vllm-0.32.0-server") if is_windowed(m.load)][:2]
     failed = [replace(m, run=replace(m.run, failures=1 + len(m.run.samples))) for m in rates]
     counted = [measurement(4, load=ClosedLoop(4, requests=40))]

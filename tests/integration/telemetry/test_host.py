@@ -17,7 +17,7 @@ from pytest_slmserve.telemetry.host import SCRIPT, Reading, SpeedProbeSource
 BURN = "import time\nwhile time.process_time() < 0.3: pass"
 
 
-def test_variables_of_the_engine_hold_for_the_question_and_a_commit_is_named_with_its_change(tmp_path, monkeypatch):
+def test_commit_is_named_with_changes(tmp_path, monkeypatch):
     packages = tmp_path / "vllm-0.26.0.dist-info"
     packages.mkdir()
     (packages / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.26.0\n", "utf-8")
@@ -43,7 +43,7 @@ def git(root, *words):
 
 
 @pytest.mark.parametrize("looks", [False, True])
-def test_a_child_that_ends_is_found_with_all_it_used_and_not_twice(monkeypatch, looks):
+def test_ended_child_is_counted_once(monkeypatch, looks):
     monkeypatch.setattr(host, "LIST_S", 0.0)
     source = host.HostSource()
     source.read(began := time.monotonic())
@@ -90,7 +90,7 @@ def piece_of(probe: SpeedProbeSource) -> Reading:
     return until(lambda: (read := probe.read(time.monotonic())).values and read, PATIENCE_S, "a piece")
 
 
-def test_pieces_take_time_on_its_core_until_it_is_closed(probe, process):
+def test_speed_probe_times_its_core(probe, process):
     os.kill(process, signal.SIGSTOP)
     assert probe.read(1.0) == Reading() and probe.asked_s == 0.0
     os.kill(process, signal.SIGCONT)
@@ -117,7 +117,7 @@ time.sleep(600)
 """
 
 
-def test_it_ends_when_its_parent_is_killed():
+def test_speed_probe_ends_with_parent():
     with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
         beside = int(parent.stdout.readline())
         try:

@@ -256,14 +256,14 @@ def desk(folder, pytester, capfd) -> Desk:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_every_block_of_a_page_is_true_and_none_is_hidden(name: str, desk: Desk) -> None:
+def test_page_blocks_are_true(name: str, desk: Desk) -> None:
     text = ALL_PAGES[name].read_text("utf-8")
     assert len(re.findall(r"^ *(?:```|~~~|:::)", text, re.MULTILINE)) == 2 * len(fences(text)) and len(BLOCKS) > 10
     for kind, block in BLOCKS[name]:
         desk.block(kind.split(), block)
 
 
-def test_what_is_shown_but_not_printed_is_found() -> None:
+def test_unprinted_page_text_is_found() -> None:
     printed = "rency  tokens/s  95%\n-----  -------\n    1    501.6\n   16    5,581\ninconclusive: a\n  long line\n"
     assert missing("rency  95%\n---\n16  5,581\n...\ninconclusive: a long line", printed) == []
     assert missing("16  5,580", printed) == ["16  5,580"]
@@ -290,12 +290,12 @@ def test_what_is_shown_but_not_printed_is_found() -> None:
     ("{toctree}", "nothing", "'nothing'"),
     ("{eval-rst}", ".. autoclass:: Nothing", "Nothing"),
 ])  # fmt: skip
-def test_a_block_that_is_wrong_is_found(kind: str, text: str, said: str, desk: Desk) -> None:
+def test_wrong_block_is_found(kind: str, text: str, said: str, desk: Desk) -> None:
     with pytest.raises(BaseException, match=said):  # pytest's own failures are no Exception
         desk.block(kind.split(), text)
 
 
-def test_every_example_has_its_command_and_its_row_and_without_a_mode_is_skipped(folder: Path, desk: Desk) -> None:
+def test_every_example_has_its_command(folder: Path, desk: Desk) -> None:
     page = (folder / "README.md").read_text("utf-8")
     commands = " ".join(re.findall(r"^((?:pytest|slmserve) .+?) +# \d+$", page, re.MULTILINE)).split()
     files = {path.name for path in folder.glob("test_*.py")}

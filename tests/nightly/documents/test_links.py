@@ -11,8 +11,8 @@ ADDRESS = re.compile(r"https://[\w-]+(\.[\w-]+)+(:\d+)?(/[\w./~%?=&#+-]*)?")
 
 
 @pytest.mark.parametrize("name", ALL_PAGES)
-def test_every_link_to_another_site_is_well_formed(name: str) -> None:
-    """Whether it answers, no test asks: tests need no network."""
+def test_external_links_are_well_formed(name: str) -> None:
+    """Whether a site answers, no test asks: tests need no network."""
     text = unfenced(ALL_PAGES[name].read_text("utf-8"))
     targets = re.findall(r"\]\(([^)]*)\)", text)
     assert len(targets) == text.count("](")
@@ -22,6 +22,6 @@ def test_every_link_to_another_site_is_well_formed(name: str) -> None:
     assert [pair for pair in re.findall(r"\[arXiv:([\d.]+)\]\(\S+/([\d.]+)\)", text) if len(set(pair)) > 1] == []
 
 
-def test_the_verdicts_of_today_are_those_of_the_archives() -> None:
+def test_todays_verdicts_match_archives() -> None:
     with loaded(checkout_script("studies/claims_today.py")) as script:
         assert script.PAGE.read_text("utf-8") == script.page(), "python studies/claims_today.py writes it"

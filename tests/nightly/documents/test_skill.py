@@ -17,7 +17,7 @@ SKILL = CHECKOUT / "skills" / "gate-vllm" / "SKILL.md"
 OURS = {"pytest": "pytest -p no:cacheprovider", "slmserve": "pytest_slmserve"}
 
 
-def test_the_skill_has_the_form_that_agents_read() -> None:
+def test_skill_has_agent_form() -> None:
     _, front, body = SKILL.read_text("utf-8").split("---\n", 2)
     facts = yaml.safe_load(front)
     assert facts.keys() == {"name", "description", "license", "compatibility"} and facts["name"] == SKILL.parent.name
@@ -26,7 +26,7 @@ def test_the_skill_has_the_form_that_agents_read() -> None:
     assert len(SKILL.read_text("utf-8").splitlines()) <= 80 and body.startswith("\n# ")
 
 
-def test_every_command_runs_in_an_empty_folder_and_every_field_is_there(tmp_path: Path) -> None:
+def test_skill_commands_run(tmp_path: Path) -> None:
     """The doctor is right to find no GPU, so its status tells nothing; the side that is slower is 5% slower."""
     text = SKILL.read_text("utf-8")
     for release in ("v24", "v25", "v26"):

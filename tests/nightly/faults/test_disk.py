@@ -26,7 +26,7 @@ FEW_BYTES = 60_000  # more than what stands before the first measurement, and th
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("planted", [name for name in CHANGES if name != "nothing"])
-def test_each_change_in_the_middle(case: Case, planted: str, suffix: str) -> None:
+def test_disk_change_loses_no_measurement(case: Case, planted: str, suffix: str) -> None:
     change_disk(case, f"kept/r{suffix}", (1,), planted)
 
 
@@ -48,14 +48,14 @@ def small(case: Case) -> Iterator[Path]:
 
 @pytest.mark.parametrize("left", [0, 4096, 8192, 12288, 16384, 24576, 49152, 1 << 20])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_each_room_that_is_left(case: Case, small: Path, suffix: str, left: int) -> None:
+def test_little_disk_space_loses_nothing(case: Case, small: Path, suffix: str, left: int) -> None:
     """left: bytes, in pages."""
     told = os.statvfs(small)
     (small / "other").write_bytes(bytes(told.f_bavail * told.f_bsize - left - 4096))  # 4096: the archive's folder entry
     change_disk(case, str(small / f"r{suffix}"), (0, 1, 4))
 
 
-def test_no_room_anywhere(case: Case) -> None:
+def test_full_disk_ends_measuring(case: Case) -> None:
     """What no file holds ends the measuring, and no attempt is left."""
     run = run_four(case, "kept/r.jsonl", "nothing")
 
@@ -74,13 +74,13 @@ def test_no_room_anywhere(case: Case) -> None:
     assert [path.name for path in (case.folder / "kept").iterdir()] == ["r.jsonl"]
 
 
-def test_a_full_disk_is_said_before_the_first_measurement(case: Case) -> None:
+def test_full_disk_is_told_early(case: Case) -> None:
     case.records = "none"
     case.judge("disk", case.fork(run_four(case, "/dev/full", "nothing")), (4,), "/dev/full")
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_each_kind_of_link_in_the_place_of_each_file_that_is_written(case: Case, writer: str) -> None:
+def test_linked_files_keep_their_content(case: Case, writer: str) -> None:
     fewest = {"gate": 6, "calibration": 4, "torn": 4, "figures": 1, "asv": 3, "asv-init": 2}
     names, wrong = places_of_writes(case, writer), []
     assert len(names) >= fewest.get(writer, 1), names
@@ -97,7 +97,7 @@ def test_each_kind_of_link_in_the_place_of_each_file_that_is_written(case: Case,
 @pytest.mark.parametrize(("writer", "error"), [
     *(("four", error) for error in ERRORS), *((writer, "EIO") for writer in WRITERS if writer != "four"),
 ])  # fmt: skip
-def test_each_call_of_each_writer(tmp_path, writer: str, error: str) -> None:
+def test_failing_write_call_loses_nothing(tmp_path, writer: str, error: str) -> None:
     fewest = {"four": 40, "torn": 40, "gate": 60, "calibration": 60, "asv-init": 4}
     planted, wrong = failures(tmp_path, writer, error)
     PLANTED["n-th call"] += planted
@@ -107,7 +107,7 @@ def test_each_call_of_each_writer(tmp_path, writer: str, error: str) -> None:
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
 @pytest.mark.parametrize("skip_damaged", [False, True])
-def test_no_flipped_bit_changes_a_number(tmp_path: Path, suffix: str, skip_damaged: bool) -> None:
+def test_flipped_bit_changes_no_number(tmp_path: Path, suffix: str, skip_damaged: bool) -> None:
     flipped = 600
     (tmp_path / "r.jsonl").write_bytes(good_archive(tmp_path))
     whole, path = read(tmp_path / "r.jsonl"), tmp_path / f"a.jsonl{suffix}"

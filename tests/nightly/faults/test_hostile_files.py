@@ -39,17 +39,17 @@ def read_by(reader: str, folder: Path, archive: bytes) -> list[Path]:
 
 
 @pytest.mark.parametrize("reader", COMMANDS)
-def test_a_command_with_each_hostile_file(case: Case, good: bytes, files: list[Path], reader: str) -> None:
+def test_command_survives_hostile_file(case: Case, good: bytes, files: list[Path], reader: str) -> None:
     read_files(case, reader, [*files, *read_by(reader, case.folder, good)])
 
 
 @pytest.mark.parametrize(("reader", "step"), [("resume", 2), ("append", 6), ("against", 6), ("dataset", 6)])
-def test_a_run_with_each_hostile_file(case: Case, files: list[Path], reader: str, step: int) -> None:
+def test_run_survives_hostile_file(case: Case, files: list[Path], reader: str, step: int) -> None:
     read_files(case, reader, [path for at, path in enumerate(files) if at % step == 0 or "deep" in path.name])
 
 
 @pytest.mark.parametrize("entry", OF_A_MODEL)
-def test_a_model_with_an_entry_that_no_model_has(case: Case, entry: str) -> None:
+def test_plan_survives_hostile_model_entry(case: Case, entry: str) -> None:
     """A few of the values: tests/unit/plan has all of them, without a run."""
     plan_model(case, entry, hostile.ODD[1 + len(entry) % 6 :: 6])
 
@@ -89,8 +89,8 @@ GATE_FILES = [(kind, name) for kind, texts in PLACES.items() for name in texts]
 
 
 @pytest.mark.parametrize(("kind", "name"), [*GATE_FILES, ("waivers", "pipe"), ("calibrations", "pipe")])
-def test_each_file_of_a_gate(case: Case, kind: str, name: str) -> None:
-    """4 before an engine starts: a workflow takes 1 for a candidate that fails."""
+def test_hostile_gate_file_is_refused(case: Case, kind: str, name: str) -> None:
+    """The status is 4 before an engine starts: a workflow takes 1 for a candidate that fails."""
     put(case.folder, "test_gate")
     (case.folder / "g").mkdir()
     path = case.folder / ("w.json" if kind == "waivers" else "g/calibration.json")

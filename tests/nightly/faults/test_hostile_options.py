@@ -17,10 +17,10 @@ OF_MEASURE = (
 
 
 @pytest.mark.parametrize("flag", OF_MEASURE)
-def test_an_option_of_measure_with_many_values(case: Case, flag: str) -> None:
+def test_measure_survives_hostile_option(case: Case, flag: str) -> None:
     set_option_of_measure(case, flag, dict.fromkeys((*OPTIONS[OF_MEASURE.index(flag) % 2 :: 2], *NUMBERS)))
 
 
 @pytest.mark.parametrize("name", [opt.name for opt in OPTS])
-def test_each_option_with_many_values(case: Case, name: str) -> None:
+def test_run_survives_hostile_option(case: Case, name: str) -> None:
     set_option(case, name, OPTIONS[len(name) % 2 :: 2])

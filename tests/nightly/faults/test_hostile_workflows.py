@@ -77,7 +77,7 @@ def planted(case: Case) -> Planted:
 
 @pytest.mark.parametrize("payload", PAYLOADS)
 @pytest.mark.parametrize("name", INPUTS)
-def test_each_input(planted: Planted, name: str, payload: str) -> None:
+def test_hostile_input_does_no_harm(planted: Planted, name: str, payload: str) -> None:
     if name in RELEASES or name == "source":
         planted.environments()
         ran = planted.act(INSTALL, {name: payload})
@@ -99,7 +99,7 @@ def test_each_input(planted: Planted, name: str, payload: str) -> None:
     "mkdir -p gate/gate.json/deep", "mkdir results; echo {} > results/gate.json; ln -s results gate",
     "mkdir -p gate/records.jsonl.gz",
 ], ids=range(5))  # fmt: skip
-def test_results_of_another_run_are_no_verdict(planted: Planted, script: str) -> None:
+def test_foreign_results_give_no_verdict(planted: Planted, script: str) -> None:
     assert planted.run(script).status == 0
     planted.installed({})
     planted.pytest("exit 0")
@@ -107,7 +107,7 @@ def test_results_of_another_run_are_no_verdict(planted: Planted, script: str) ->
 
 
 @pytest.mark.parametrize("name", ["vllm-0.26.0.txt", "summary.md", "calibration.json"])
-def test_what_a_link_of_the_repository_names_is_not_written(planted: Planted, name: str) -> None:
+def test_linked_file_is_not_written(planted: Planted, name: str) -> None:
     script = f"mkdir gate .github; echo PRECIOUS > victim; ln -s ../victim gate/{name}"
     assert planted.run(f"{script}; echo [] > .github/calibration.json").status == 0
     planted.installed({})
@@ -138,7 +138,7 @@ PROJECTS.append(('cache_dir = "/dev/null/x"', GATED))
 
 
 @pytest.mark.parametrize(("text", "statuses"), PROJECTS, ids=range(len(PROJECTS)))
-def test_each_project(planted: Planted, text: str, statuses: tuple[int, ...]) -> None:
+def test_hostile_project_does_no_harm(planted: Planted, text: str, statuses: tuple[int, ...]) -> None:
     (planted.folder / "gate").mkdir()
     head = '[tool.pytest.ini_options]\nslm_concurrency = ["64"]\nslm_output_len = "64"\n'
     models = "" if "slm_models" in text else 'slm_models = ["opt-125m"]\n'
@@ -188,13 +188,13 @@ def report(planted: Planted, known: str = "", pull: str = "") -> Ran:
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
-def test_each_text(reported: Callable[..., Ran], text: bytes) -> None:
+def test_hostile_summary_does_no_harm(reported: Callable[..., Ran], text: bytes) -> None:
     ran = reported(text, pull="12")
     assert ran.called == "gh issue comment 12 --body-file body.md\n", ran.printed
 
 
 @pytest.mark.parametrize("target", ("/proc/self/environ", "/etc/passwd", "missing", ".", "/dev/zero"))
-def test_each_link_in_place_of_the_text(planted: Planted, target: str) -> None:
+def test_linked_summary_is_not_reported(planted: Planted, target: str) -> None:
     (planted.folder / "gate").mkdir()
     (planted.folder / "gate/summary.md").symlink_to(target)
     ran = report(planted)
@@ -206,7 +206,7 @@ def test_each_link_in_place_of_the_text(planted: Planted, target: str) -> None:
     "3\tvLLM 0.27.0: gate of mine\n", "3\tvLLM\t0.27.0: gate\n", "$(touch harm)\tvLLM 0.27.0: gated\n",
     "3\tvLLM .*: gate\n", "\n\n\t\n",
 ], ids=range(5))  # fmt: skip
-def test_each_title_that_is_not_the_result_s(reported: Callable[..., Ran], title: str) -> None:
+def test_foreign_issue_title_is_ignored(reported: Callable[..., Ran], title: str) -> None:
     ran = reported(b"# Gate\n", known=title)
     assert "gh issue create --title vLLM 0.27.0: gate " in ran.called, ran.printed
 
@@ -233,14 +233,14 @@ INDICES = (
 
 
 @pytest.mark.parametrize("index", INDICES, ids=range(len(INDICES)))
-def test_each_index(planted: Planted, index: str) -> None:
+def test_hostile_index_does_no_harm(planted: Planted, index: str) -> None:
     ran = choose(planted, index)
     assert re.fullmatch(r"(baseline=[\d.]+\ncandidate=\n)?", ran.outputs), ran.outputs
     planted.judge(replace(ran, outputs=""), (0, 4))
 
 
 @pytest.mark.parametrize("candidate", PAYLOADS[::5])
-def test_some_candidates_by_name(planted: Planted, candidate: str) -> None:
+def test_hostile_candidate_is_refused(planted: Planted, candidate: str) -> None:
     ran = choose(planted, json.dumps({"releases": {"99.0.0": WHEEL}}), candidate=candidate)
     assert "99" not in ran.outputs
     planted.judge(ran, (2,), "is no version such as 0.26.0")

@@ -19,7 +19,7 @@ ONE_AT_A_TIME = pytest.mark.xdist_group("engines and clusters")
     "simulated", "stand-in", pytest.param("ray", marks=ONE_AT_A_TIME),
     pytest.param("vllm", marks=[pytest.mark.slow, ONE_AT_A_TIME]),
 ])  # fmt: skip
-def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment: str, request) -> None:
+def test_signal_loses_no_measurement(case: Case, engine: str, number: int, moment: str, request) -> None:
     if engine == "vllm":
         request.getfixturevalue("vllm_here")
     case.within_s = REAL_S if engine in ("ray", "vllm") else case.within_s
@@ -28,8 +28,8 @@ def test_each_signal_at_each_moment(case: Case, engine: str, number: int, moment
 
 @pytest.mark.parametrize("turn", range(12))
 @pytest.mark.parametrize("engine", ["simulated", "stand-in", pytest.param("ray", marks=ONE_AT_A_TIME)])
-def test_signals_in_bursts_at_random_moments(case: Case, engine: str, turn: int) -> None:
-    """Other ones each night: what fails prints its seed."""
+def test_signal_burst_loses_no_measurement(case: Case, engine: str, turn: int) -> None:
+    """The moments are random, and others each night: what fails prints its seed."""
     case.within_s = REAL_S if engine == "ray" else case.within_s
     kill_in_a_burst(case, engine, random.randrange(1 << 32))
 
@@ -51,8 +51,10 @@ LOADS = ("--slm-models=opt-125m,opt-1.3b", "--slm-concurrency=1,2,4", "--slm-eng
 @ONE_AT_A_TIME
 @pytest.mark.parametrize(("dead", "status", "said"), [(1, 0, ""), (2, 1, "EngineFailed: .* died")])
 @pytest.mark.parametrize("moment", ["starting", "ready", "measuring", "between two points"])
-def test_nodes_that_die(case: Case, moment: str, dead: int, status: int, said: str, monkeypatch) -> None:
-    """Where one is left it measures the others."""
+def test_dying_node_loses_no_measurement(
+    case: Case, moment: str, dead: int, status: int, said: str, monkeypatch
+) -> None:
+    """Where one node is left, it measures the cells of the others."""
     cluster_utils = pytest.importorskip("ray.cluster_utils")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
     (case.folder / "test_it.py").write_text(textwrap.dedent(ON_NODES))
@@ -76,7 +78,7 @@ BETWEEN = 'last):\n  File "<string>", line 1, in <module>\nKeyboardInterrupt'  #
 
 @pytest.mark.parametrize("after_s", [0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.1, 0.2])
 @pytest.mark.parametrize("number", SIGNALS)
-def test_each_signal_in_the_first_tenth_of_a_second(case: Case, number: int, after_s: float) -> None:
+def test_early_signal_ends_command(case: Case, number: int, after_s: float) -> None:
     """Nobody listens at the URL, so that it ends by itself, too; before it listens for them, most signals end it."""
     words = ["-c", EARLY, *MEASURE, "--max-concurrency=1"]
     seen = killed(case, words, lambda pid: os.kill(pid, number), "MOMENT", after_s)

@@ -20,18 +20,18 @@ WAYS = [*TYPED, *BY_VARIABLE, *(f"measure {way}" for way in TYPED_FOR_MEASURE)]
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_secrets_that_are_typed(case: Case, way: str) -> None:
-    """All come, in one way or another."""
+def test_typed_secrets_are_refused(case: Case, way: str) -> None:
+    """All secrets come, in one way or another."""
     type_secrets(case, way, SECRET_PAIRS[WAYS.index(way) % 4 :: 4])
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_secrets_in_urls(case: Case, part: int) -> None:
+def test_secret_urls_are_refused(case: Case, part: int) -> None:
     ask_secret_urls(case, [*SECRET_URLS, *WRONG_URLS][part::4])
 
 
 @pytest.mark.parametrize("words", [["-k"], ["-m"], [], ["--slm-gate", "-k"]])
-def test_secrets_in_names_of_tests(case: Case, words: list[str]) -> None:
+def test_secret_test_names_stay_hidden(case: Case, words: list[str]) -> None:
     (case.folder / "test_it.py").write_text(ONE_POINT, "utf-8")
     for value in SECRET_VALUES[::8]:
         typed = [*words, f"not {value}"] if words else [f"test_it.py::test_point[{value}]"]
@@ -41,12 +41,12 @@ def test_secrets_in_names_of_tests(case: Case, words: list[str]) -> None:
 @pytest.mark.parametrize("field", [
     "env=(('HF_TOKEN', 'hunter2'),)", "extra=(('a', 'hf_FAULT9f8e7d6c5b4a'),)", "env=(('A', 'Bearer hunter2'),)",
 ])  # fmt: skip
-def test_a_secret_of_a_marker(case: Case, field: str) -> None:
+def test_marker_secrets_are_refused(case: Case, field: str) -> None:
     marked = f"import pytest\n@pytest.mark.slm({field})\ndef test(slm_measure): assert slm_measure(4).valid\n"
     (case.folder / "test_it.py").write_text(marked, "utf-8")
     keep_secret(case, pytest_run([*SIMULATED, "test_it.py"]))
 
 
 @pytest.mark.parametrize("words", [["-k", "point"], ["--slm-gate", "-k", "gate"], ["-o slm_report=all"]], ids=range(3))
-def test_secrets_that_are_inherited(case: Case, words: list[str]) -> None:
+def test_inherited_secrets_stay_hidden(case: Case, words: list[str]) -> None:
     inherit_secrets(case, *words)

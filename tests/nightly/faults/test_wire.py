@@ -23,18 +23,18 @@ FIRST = [f"first-{name}" for name in FAULTS if name.startswith(("event-", "http-
 @pytest.mark.parametrize("way", [measure, run_tests])
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_under_each_load(case: Case, url: str, fault: str, load: str, way) -> None:
+def test_wire_fault_is_told(case: Case, url: str, fault: str, load: str, way) -> None:
     way(case, url, fault, load)
 
 
 @pytest.mark.parametrize("way", [measure, run_tests])
 @pytest.mark.parametrize("fault", FIRST)
-def test_each_fault_of_the_first_request(case: Case, url: str, fault: str, way) -> None:
+def test_first_request_fault_is_told(case: Case, url: str, fault: str, way) -> None:
     way(case, url, fault, "window")
 
 
 @pytest.mark.parametrize("number", range(40))
-def test_an_odd_stream_has_the_tokens_that_its_server_has_written(case: Case, url: str, number: int) -> None:
+def test_odd_stream_counts_written_tokens(case: Case, url: str, number: int) -> None:
     measure_odd(case, url, random.randrange(1 << 32))
 
 
@@ -43,7 +43,7 @@ def test_an_odd_stream_has_the_tokens_that_its_server_has_written(case: Case, ur
     (resource.RLIMIT_FSIZE, 64, "cannot write to|File too large"), (resource.RLIMIT_NPROC, 0, ""),
     (resource.RLIMIT_CORE, 0, ""), (resource.RLIMIT_STACK, 1 << 20, ""),
 ])  # fmt: skip
-def test_a_limit_of_the_process(case: Case, url: str, what: int, least: int, said: str) -> None:
+def test_process_limit_is_told(case: Case, url: str, what: int, least: int, said: str) -> None:
     words = ["measure", f"--endpoint={url}/good/v1/completions", "--model=m", "--max-concurrency=100", "--window=0.5"]
 
     def work() -> int:
@@ -58,7 +58,7 @@ def test_a_limit_of_the_process(case: Case, url: str, what: int, least: int, sai
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT])
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_load_generator_and_each_signal(case: Case, url: str, processes: int, number: signal.Signals) -> None:
+def test_killed_load_generator_is_named(case: Case, url: str, processes: int, number: signal.Signals) -> None:
     load = ["--max-concurrency=2", "--window=60", f"--processes={processes}", "--input-len=8", "--output-len=2000"]
     words = ["-m", "pytest_slmserve", "measure", f"--endpoint={url}/good/v1/completions", "--model=m"]
 
@@ -70,7 +70,7 @@ def test_a_load_generator_and_each_signal(case: Case, url: str, processes: int, 
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_command_that_is_ended_under_its_load(case: Case, url: str, number: signal.Signals) -> None:
+def test_signal_ends_command_under_load(case: Case, url: str, number: signal.Signals) -> None:
     words = ["measure", f"--endpoint={url}/good/v1/completions", "--model=m", "--max-concurrency=2", "--window=60"]
 
     def end(pid: int) -> None:

@@ -39,7 +39,7 @@ def archive(request):
         yield name, there
 
 
-def test_an_archive_prints_what_its_golden_file_has(archive):
+def test_archive_prints_its_golden_file(archive):
     assert difference(*archive) == ""
 
 
@@ -47,8 +47,8 @@ def numbers(pieces: Iterable[str]) -> set[str]:
     return set(re.findall(r"(?<![\w.,])\d[\d,]*\.\d+(?![\w.,])", "\n".join(pieces)))
 
 
-def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(archive, monkeypatch):
-    """But for words that cannot be broken, as paths."""
+def test_report_lines_fit_terminal(archive, monkeypatch):
+    """But for words that cannot be broken, as paths. No number is lost."""
     _, path = archive
     contents = read(path)
     gates = report.gates_of([(path, contents)])[0]
@@ -68,7 +68,7 @@ def test_no_line_is_longer_than_the_terminal_and_no_number_is_lost(archive, monk
                 assert whole <= numbers(pieces)
 
 
-def test_the_case_of_a_stored_group_has_its_key(archive):
+def test_stored_group_gives_case_key(archive):
     """Of the workloads the hashes are enough for a key."""
     groups = all_groups(read(archive[1]).measurements)
     assert groups
@@ -80,7 +80,7 @@ def test_the_case_of_a_stored_group_has_its_key(archive):
         assert case.key == group_key(group)
 
 
-def test_weights_and_kv_blocks_are_as_counted_before_the_start():
+def test_predicted_sizes_match_engine():
     """Within 0.5 and 1% of what the engine told, for every model of the catalogue, quantized or not."""
     told = {m.spec.key: m for path in archives().values() for m in read(path).measurements if m.resolved.weight_bytes}
     on_a_gpu = [m for m in told.values() if m.spec.platform == "cuda" and m.spec.tensor_parallel_size == 1]
@@ -94,7 +94,7 @@ def test_weights_and_kv_blocks_are_as_counted_before_the_start():
         assert blocks is None or blocks == pytest.approx(m.resolved.kv_blocks, rel=0.01)
 
 
-def test_a_model_by_its_folder_is_the_one_that_was_measured(tmp_path, capsys):
+def test_model_by_folder_is_recognized(tmp_path, capsys):
     """The sizes are in the record, so the folder may be there, gone, or another model's by now."""
     text = lzma.decompress((BASELINES / "h100-vllm-0.26.0-core-opt-125m.jsonl.xz").read_bytes()).decode()
     mine = tmp_path / "mine.jsonl"
@@ -107,13 +107,13 @@ def test_a_model_by_its_folder_is_the_one_that_was_measured(tmp_path, capsys):
     assert None not in [point["roofline_fraction"] for point in points]
 
 
-def test_there_is_one_golden_file_for_each_archive():
+def test_each_archive_has_golden_file():
     names = archives()
     assert len(names) > 60 and {*DRAWN} < {*names}
     assert sorted(FOLDER.glob("*.json.xz")) == sorted(map(golden_file, names))
 
 
-def test_a_changed_number_word_or_status_is_seen_and_a_last_digit_is_not() -> None:
+def test_golden_difference_sees_changes() -> None:
     a, b = {"n": 3, "rates": [100.0, 0.1], "why": None}, "x\ny"
 
     def seen(now: object, before: object = a, status: int = 0) -> list[str]:
@@ -129,14 +129,14 @@ def test_a_changed_number_word_or_status_is_seen_and_a_last_digit_is_not() -> No
     assert seen("x\nz", b) == ["-y", "+z"] and seen(b, b, status=1) == ["-exit status 0", "+exit status 1"]
 
 
-def test_the_page_of_the_largest_archive_is_below_2_mb(tmp_path, capsys):
+def test_largest_page_stays_below_2mb(tmp_path, capsys):
     largest = max(BASELINES.glob("*.jsonl.xz"), key=lambda each: each.stat().st_size)
     main(["report", str(largest), "--html", str(tmp_path / "out.html")])
     assert capsys.readouterr().out and (tmp_path / "out.html").stat().st_size < 2_000_000
 
 
 @pytest.mark.parametrize("name", DRAWN)
-def test_every_chart_and_picture_is_one_that_vega_lite_knows(name):
+def test_charts_are_valid_vega_lite(name):
     drawn, pictures = kept(name)["page"]["out"]["charts"], kept(name)["pictures"]["out"]
     specs = {**drawn, **{name: spec for name, spec in pictures.items() if isinstance(spec, dict)}}
     assert specs and [name for name, spec in specs.items() if not vega_lite().is_valid(spec)] == []
@@ -146,7 +146,7 @@ def test_every_chart_and_picture_is_one_that_vega_lite_knows(name):
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in BASELINES.glob("*.jsonl.xz")))
-def test_the_first_two_lines_of_each_kind_are_as_the_schema_says(name):
+def test_archive_lines_match_schema(name):
     schema = Draft202012Validator(json.loads((CHECKOUT / "docs" / "records.schema.json").read_text("utf-8")))
     with lzma.open(BASELINES / name, "rt", encoding="utf-8") as lines:
         grouped = itertools.groupby(map(json.loads, lines), lambda line: line["kind"])

@@ -14,7 +14,7 @@ from pytest_slmserve.telemetry import host
 ALONE = ("-p", "no:cacheprovider", "-p", "no:benchmark")
 
 
-def test_the_whole_shipped_suite_is_green(pytester):
+def test_whole_shipped_suite_passes(pytester):
     result = pytester.runpytest_subprocess(BENCHMARKS, "--slm-simulate", "--slm-suite=all", "--rootdir=.", *ALONE)
     assert result.ret == pytest.ExitCode.OK
     counts = result.parseoutcomes()
@@ -23,7 +23,7 @@ def test_the_whole_shipped_suite_is_green(pytester):
     assert len(told) == 1 and f" {counts['deselected']} tests" in told[0] and "slm_strict" in told[0]
 
 
-def test_every_shipped_benchmark_can_be_planned_for_an_endpoint(pytester):
+def test_shipped_suite_plans_for_endpoint(pytester):
     """Of models of the catalogue, which most of them name; nobody is asked for a plan."""
     put(pytester.path, *(path.stem for path in BENCHMARKS.glob("test_*.py")))
     models = "--slm-models=facebook/opt-125m,opt-1.3b,opt-6.7b,Qwen/Qwen2.5-3B"
@@ -44,7 +44,7 @@ def words(line):
     return " ".join(line.split()[:16])
 
 
-def test_slow_all_reduces_are_found_and_replicas_recommended(pytester, monkeypatch, capsys):
+def test_slow_all_reduce_favours_replicas(pytester, monkeypatch, capsys):
     """24 all-reduces of 5 ms in a step of OPT-125M, which takes 80 ms on one GPU: 20 + 120 ms on four."""
     monkeypatch.setenv("COLUMNS", "400")
     put(pytester.path, "test_tensor_parallel")
@@ -79,7 +79,7 @@ GATED = f"""--slm-cpu --slm-gate --slm-models=opt-tiny --slm-concurrency=4 --slm
     --slm-records=r.jsonl {QUIET}"""
 
 
-def test_a_slower_engine_is_found_through_its_own_processes(pytester, monkeypatch, tmp_path):
+def test_gate_finds_slower_engine_process(pytester, monkeypatch, tmp_path):
     monkeypatch.setattr(host, "interpreter", lambda *_: {"python": "3.11.7", "vllm": "0.32.0", "torch": "2.13.0"})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # other runs on this machine have their own lock
     monkeypatch.setenv("COLUMNS", "400")

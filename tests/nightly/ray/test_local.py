@@ -33,7 +33,7 @@ def ray_processes(of):
     return {pid for pid, name in named if name.startswith("ray::") or Path(name).name in ("raylet", "gcs_server")}
 
 
-def test_a_run_that_keeps_no_records_makes_one_report_too(pytester):
+def test_run_without_records_reports_once(pytester):
     unnamed = [word for word in MODELS if not word.startswith("--slm-records")]
     pytester.makepyfile(SWEEPS)
     result = pytester.runpytest_subprocess(*unnamed, LOCAL)
@@ -59,7 +59,7 @@ KILLED = """
 """
 
 
-def test_a_task_that_is_killed_costs_one_retry_and_nothing_is_measured_twice(spread, pytester, monkeypatch):
+def test_killed_task_is_retried_once(spread, pytester, monkeypatch):
     """Killed at its first repeat."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SUPPORT, *filter(None, [os.environ.get("PYTHONPATH")])]))
     pytester.makeconftest(KILLED)
@@ -103,7 +103,7 @@ IN_TURNS = """
 """
 
 
-def test_cells_alone_and_beside_others(spread, pytester):
+def test_alone_cells_join_curves(spread, pytester):
     """What is measured alone joins the curves, so whatever judges these waits for it.
 
     The answers of the two engines are taken in turns, so that neither ends before the last repeat of the other.
@@ -123,7 +123,7 @@ def test_cells_alone_and_beside_others(spread, pytester):
     assert {m.id for m in found} == {*(pytester.path / "judged").read_text("utf-8").split()}, "all that report judges"
 
 
-def test_an_engine_on_two_gpus_waits_for_both(spread, pytester):
+def test_engine_on_two_gpus_waits(spread, pytester):
     on_gpus = """
     @pytest.mark.slm(models=("opt-350m",))
     def test_on_gpus(slm_gpus_point):
@@ -136,7 +136,7 @@ def test_an_engine_on_two_gpus_waits_for_both(spread, pytester):
     assert wide and {m.neighbours for m in wide} == {0}
 
 
-def test_an_engine_on_two_gpus_has_the_cores_of_both(pytester):
+def test_two_gpu_engine_doubles_cores(pytester):
     wide = (
         "--slm-models=opt-1.3b",
         "--slm-tensor-parallel-size=1,2",
@@ -151,7 +151,7 @@ def test_an_engine_on_two_gpus_has_the_cores_of_both(pytester):
     result.stdout.fnmatch_lines(["*64*2 replicas, a GPU each*", "*on 2 GPUs it serves 0.9[67]* times as much per GPU*"])
 
 
-def test_only_sweeps_that_items_ask_for_are_planned(pytester):
+def test_unasked_sweeps_are_not_planned(pytester):
     """No sweep could have a load that does not fit. In the comparison some of its requests wait."""
     wide = ("--slm-models=opt-13b", "--slm-tensor-parallel-size=1,2", "--slm-concurrency=16,256", "--slm-repeats=1")
     put(pytester.path, "test_tensor_parallel")
@@ -173,7 +173,7 @@ def tmp(monkeypatch):
 
 
 @pytest.mark.usefixtures("vllm_here", "tmp")
-def test_two_engines_on_two_halves_of_the_cpu(pytester):
+def test_two_engines_split_cpu(pytester):
     pytester.makepyfile("def test_point(slm_point): slm_point.measure()  # it may be unsteady")
     words = "--slm-cpu --slm-models=opt-tiny,llama-tiny --slm-concurrency=4 --slm-window=2 --slm-repeats=1"
     result = pytester.runpytest_subprocess(*words.split(), LOCAL, "-p", "no:cacheprovider")
@@ -183,7 +183,7 @@ def test_two_engines_on_two_halves_of_the_cpu(pytester):
     assert {m.environment.cores for m in found} == {1}
 
 
-def test_a_run_that_is_killed_leaves_nothing_and_what_came_is_resumed(pytester, tmp):
+def test_killed_run_can_be_resumed(pytester, tmp):
     pytester.makepyfile(SWEEPS)
     slow = (*MODELS, LOCAL, "--slm-engine-arg=lasts_s=0.5")
     archive = pytester.path / ".slm" / "records.jsonl"

@@ -70,7 +70,7 @@ def by_key(pytester):
     return Counter(m.key for m in records(pytester))
 
 
-def test_all_that_is_there_is_resumed(run, pytester):
+def test_finished_cells_are_resumed(run, pytester):
     run("--slm-concurrency=1,16", test=POINTS).assert_outcomes(passed=4)
     result = run("--slm-resume")
     result.assert_outcomes(passed=12)
@@ -80,7 +80,7 @@ def test_all_that_is_there_is_resumed(run, pytester):
     assert set(by_key(pytester).values()) == {2} and len(records(pytester)) == 20
 
 
-def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
+def test_unplanned_case_is_not_sent(run):
     few = ("--slm-models=opt-125m", "--slm-concurrency=1,16", "--slm-engine-arg=die_at=16")
     result = run("-rs", *few, test=OTHERS)
     result.assert_outcomes(passed=4, failed=4, skipped=3)
@@ -90,7 +90,7 @@ def test_all_that_is_planned_is_sent_and_what_is_not_is_told(run):
     assert "slm_measure asks as the test goes, and Ray is told beforehand: leave out --slm-ray" in text
 
 
-def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, pytester):
+def test_ray_resource_chooses_nodes(run, pytester):
     refused = run("--override-ini=slm_ray_resource=quiet").stderr.str()
     assert "no node of this cluster offers a CPU (looked at 0)" in refused
     planted = pytester.mkdir("planted")
@@ -103,7 +103,7 @@ def test_nodes_are_chosen_by_a_resource_and_run_in_an_environment(run, pytester)
     assert (planted / "seen").read_text().count("one process") >= 3, "two nodes that were looked at, and an engine"
 
 
-def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, monkeypatch):
+def test_taken_cluster_is_not_awaited(run, monkeypatch):
     monkeypatch.setattr(cluster, "LEAST_QUIET_S", 2.0)
     monkeypatch.setattr(cluster, "PATIENCE", 0.0)
     begin = cluster.RayEngines._begin
@@ -121,7 +121,7 @@ def test_a_cluster_that_is_taken_is_not_waited_for_for_ever(run, monkeypatch):
     assert "EngineFailed: opt-125m: nothing came for 0:02 (on no node, 1 GPU being taken)" in result.stdout.str()
 
 
-def test_a_node_that_dies_loses_nothing_and_nothing_is_measured_twice(run, pytester, died):
+def test_dead_node_loses_nothing(run, pytester, died):
     result = run(*LONGER, test=POINTS)
     result.assert_outcomes(passed=8)
     result.stdout.fnmatch_lines([f"note: * ({died[0][:8]}) died; * cells of * were sent once more"])
@@ -129,7 +129,7 @@ def test_a_node_that_dies_loses_nothing_and_nothing_is_measured_twice(run, pytes
     assert len({m.launch for m in records(pytester)}) == 3, "one engine was started again"
 
 
-def test_a_second_death_names_the_nodes_and_what_came_is_resumed(run, pytester, ray_cluster, died):
+def test_second_node_death_is_named(run, pytester, ray_cluster, died):
     one = ("--slm-models=opt-125m", *LONGER)
     result = run(*one, test=POINTS)
     assert result.ret == pytest.ExitCode.TESTS_FAILED

@@ -81,7 +81,7 @@ def beside_the_trace(server, measure):
     return told * (times[-1] - times[0]) / sum(tokens[1:]), sum(tokens) / len(tokens)
 
 
-def test_both_see_the_throughput_of_the_server_and_keep_it_busy_to_two_per_cent(server, tmp_path):
+def test_throughput_matches_vllm_bench_serve(server, tmp_path):
     pairs = [
         (beside_the_trace(server, lambda: ours(server)), beside_the_trace(server, lambda: theirs(server, tmp_path)))
         for _ in range(TIMES)

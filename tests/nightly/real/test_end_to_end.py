@@ -35,7 +35,7 @@ def finished(vllm_here, tmp_path_factory):
             run.stop()
 
 
-def test_every_point_was_measured_and_every_claim_judged_and_nothing_is_left(finished):
+def test_shipped_benchmark_measures_every_point(finished):
     assert finished.process.returncode in (0, 1, 10) and "Traceback" not in finished.text, finished.text
     for batch in BATCHES:
         assert re.search(rf"test_point\[opt-tiny-{batch}\] PASSED", finished.text), finished.text
@@ -46,7 +46,7 @@ def test_every_point_was_measured_and_every_claim_judged_and_nothing_is_left(fin
     assert left == ["pytest-slmserve-cpu.lock"]
 
 
-def test_its_records_are_valid_and_hold_what_was_asked_for(finished):
+def test_records_are_valid(finished):
     found = finished.archived()
     assert [checked[:2] for m in found if any((checked := check(m))[:2])] == []
     repeats = Counter(m.load.concurrency for m in found)
@@ -55,7 +55,7 @@ def test_its_records_are_valid_and_hold_what_was_asked_for(finished):
     assert found[0].environment.vllm and found[0].environment.platform == "cpu"
 
 
-def test_what_was_advised_is_what_is_served(finished):
+def test_advised_engine_serves_as_predicted(finished):
     """An engine started as the advice on that sweep says, by the shipped test: is it as predicted?"""
     noisy = any(check(m).noise for m in finished.archived())  # then a larger batch may be predicted
     put(finished.folder, "test_advice")

@@ -52,7 +52,7 @@ def nothing_left(folder, tmp):
         return nothing_left_of(folder)
 
 
-def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(pytest_run, tmp_path, tmp):
+def test_killed_worker_fails_one_point(pytest_run, tmp_path, tmp):
     """Two starts: one point loses its engine, the next gets a new one, which an interrupt stops in mid window."""
     by_themselves(tmp_path, *range(1, 61))  # more than are ever reached, were we held up for minutes
     run = pytest_run("--slm-window=3")
@@ -73,7 +73,7 @@ def test_a_killed_worker_fails_its_point_only_and_an_interrupt_leaves_nothing(py
     assert "  | (EngineCore" in run.text and "Traceback (most recent call last)" not in run.text  # the end of its log
 
 
-def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, tmp_path, tmp):
+def test_killed_pytest_can_be_resumed(pytest_run, tmp_path, tmp):
     """One start to the middle of a window, and one that is killed on its way up.
 
     Where other tests disturb a measurement, one more is made: with both, one repeat has nothing left to measure.
@@ -98,7 +98,7 @@ def test_a_killed_pytest_leaves_nothing_and_its_archive_is_resumed(pytest_run, t
     assert {m.id for m in again.archived()} == kept
 
 
-def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, tmp_path, tmp):
+def test_failed_start_tells_cause(pytest_run, tmp_path, tmp):
     run = pytest_run("--slm-concurrency=1,2", "--slm-engine-arg=max_model_len=999999")
     run.engine()
     assert run.end(within_s=START_S) == 1
@@ -113,7 +113,7 @@ def test_an_engine_that_cannot_start_fails_its_tests_with_the_cause(pytest_run, 
     assert len(run.engines) == 1 and nothing_left(tmp_path, tmp)
 
 
-def test_two_runs_at_once_are_refused_with_the_name_of_the_first(pytest_run, tmp):
+def test_busy_device_refuses_second_run(pytest_run, tmp):
     with lock_device("cpu", tmp):
         run = pytest_run("--slm-concurrency=1,2")
         assert run.end(within_s=START_S) == pytest.ExitCode.USAGE_ERROR

@@ -53,7 +53,7 @@ def wrong(measurement):
 
 
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
-def test_prompts_far_above_the_token_budget_are_a_valid_load(interface):
+def test_long_prompts_are_valid_load(interface):
     """A prompt takes 14 steps of its engine, and its request, which is not in the batch meanwhile, a token in 32."""
     spec = replace(SPEC, max_model_len=1024, max_num_batched_tokens=64, interface=interface)
     with closing(launch_engine(spec).start()) as engine:
@@ -68,7 +68,7 @@ def test_prompts_far_above_the_token_budget_are_a_valid_load(interface):
 
 @pytest.mark.usefixtures("two_cores")
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
-def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing_behind(interface):
+def test_tensor_parallel_doubles_kv_blocks(interface):
     spec = replace(SPEC, tensor_parallel_size=2, interface=interface)
     with closing(launch_engine(spec).start()) as engine:
         made = measure(engine, workload_of(16, 16, 64), LOAD, probe("cpu").environment)
@@ -81,7 +81,7 @@ def test_an_engine_over_two_processes_has_twice_the_kv_blocks_and_leaves_nothing
 
 
 @pytest.mark.usefixtures("two_cores")
-def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
+def test_dead_engine_ends_both_replicas():
     workload, spec = workload_of(16, 16, 64), ReplicaSpec((SPEC, SPEC), pinned=True)
     with closing(Pool().engine(spec)) as replicas:
         found = measure_case(replicas, Case(spec, (workload,) * 2, (LOAD,) * 2, probe("cpu").environment))
@@ -101,7 +101,7 @@ def test_two_engines_serve_at_once_and_one_that_dies_ends_both():
     assert all(map(gone, (*pids, *members)))
 
 
-def test_adapters_are_loaded_by_a_server_and_more_than_its_slots_are_served_in_turn():
+def test_adapters_beyond_slots_are_served():
     """Four adapters, two slots: vLLM reads the folder that we make, for every layer that it names, and answers all."""
     adapters = Adapters(4, 8)
     spec = replace(SPEC, interface="server", extra=tuple(adapters.arguments({"max_loras": 2}).items()))
@@ -129,7 +129,7 @@ ASKED = [
 
 
 @pytest.mark.parametrize(("model", "interface", "kinds"), ASKED, ids=[f"{m}-{i}" for m, i, _ in ASKED])
-def test_results_are_served_at_the_rate_that_the_steps_tell_and_each_has_one_latency(model, interface, kinds):
+def test_pooling_rate_matches_steps(model, interface, kinds):
     spec = replace(POOLING, model=model, model_facts=model_of(model), interface=interface)
     with closing(launch_engine(spec).start()) as engine:
         for kind in kinds:
@@ -155,7 +155,7 @@ WHOLE = {0: 0, 0.5: 256, 0.9: 384}  # tokens in whole blocks of those that 512 t
 
 
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
-def test_the_measured_hit_rate_is_the_asked_one(interface):
+def test_hit_rate_matches_prefix_share(interface):
     with closing(launch_engine(replace(CACHES, interface=interface)).start()) as engine:
         for share, whole in WHOLE.items():
             asked = WorkloadSpec(
@@ -172,7 +172,7 @@ def test_the_measured_hit_rate_is_the_asked_one(interface):
 
 
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
-def test_a_turn_finds_the_prompt_of_the_turn_before_it(interface):
+def test_turn_reuses_previous_prompt(interface):
     turns = WorkloadSpec(prompt_tokens=128, output_tokens=8, requests=12, seed=9, turns=3)
     workload, talk = build_workload(turns, model_of(SPEC.model)), ClosedLoop(2, requests=24, think_s=0.05)
     with closing(launch_engine(replace(CACHES, interface=interface)).start()) as engine:
@@ -191,7 +191,7 @@ DRAFTED, DECODING, TOKENS = 3, 4, 48
 NGRAM = f'{{"method": "ngram", "num_speculative_tokens": {DRAFTED}, "prompt_lookup_min": 1, "prompt_lookup_max": 3}}'
 
 
-def test_the_batch_is_that_of_the_sequences_and_steps_and_requests_agree():
+def test_speculative_steps_agree_with_requests():
     spec = replace(SPEC, extra=(("speculative_config", NGRAM),))
     workload = build_workload(WorkloadSpec(prompt_tokens=32, output_tokens=TOKENS, requests=16), model_of(SPEC.model))
     with closing(launch_engine(spec).start()) as engine:
@@ -211,7 +211,7 @@ def test_the_batch_is_that_of_the_sequences_and_steps_and_requests_agree():
 
 
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
-def test_the_stages_of_a_start_are_told_by_the_model_s_process_and_are_no_more_than_the_start(interface):
+def test_start_stages_fit_start_time(interface):
     """The release has all the methods that are timed. Its CPU backend counts no compiling."""
     with closing(launch_engine(replace(SPEC, interface=interface)).start()) as engine:
         stages, ready_s = dict(engine.resolved.stages), engine.resolved.ready_s

@@ -32,7 +32,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.mark.skipif(find_spec("huggingface_hub") is None, reason="needs huggingface_hub")
-def test_the_hubs_own_library_finds_the_configuration_or_says_why_not(monkeypatch, tmp_path):
+def test_hub_library_finds_configuration(monkeypatch, tmp_path):
     """Only the configuration is fetched, into the Hub's cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for variable in ("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE"):

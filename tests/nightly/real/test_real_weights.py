@@ -51,21 +51,21 @@ def questions(tokenizer):
     return Workload(WorkloadSpec(requests=len(requests)), requests, "questions")
 
 
-def test_sizes_are_those_of_the_files_and_of_the_engine(folder, server):
+def test_predicted_sizes_match_files(folder, server):
     assert stored_parameters(folder, tied=True) == model_of(str(folder)).parameters == 134_515_008
     assert abs(predicted_blocks(server.spec) - server.resolved.kv_blocks) <= 2
     assert server.resolved.kv_windows == (None,)
     assert kv_capacity(server.spec, 256, server.resolved) == (server.resolved.kv_blocks - 1) // 2
 
 
-def test_answers_mean_something(server, tokenizer, questions):
+def test_answers_name_right_capitals(server, tokenizer, questions):
     outputs = server.outputs(questions, len(CAPITALS), 12)
     told = [tokenizer.decode(list(ids)) for ids in outputs]
     right = [city in text for city, text in zip(CAPITALS.values(), told, strict=True)]
     assert right[0] and sum(right) >= 4, told
 
 
-def test_answers_to_their_own_questions_are_likelier_than_to_others(server, questions):
+def test_own_answers_score_higher(server, questions):
     own = server.outputs(questions, len(CAPITALS), 12)
     others = (*own[1:], own[0])
     right, wrong = server.scores(questions, own), server.scores(questions, others)
@@ -73,7 +73,7 @@ def test_answers_to_their_own_questions_are_likelier_than_to_others(server, ques
     assert fmean(right) > fmean(wrong) + 0.5 and server.scores(questions, own) == pytest.approx(right, abs=0.01)
 
 
-def test_texts_end_by_themselves_and_are_as_long_as_they_are(server, questions):
+def test_texts_end_by_themselves(server, questions):
     """Without ignore_eos a request has as many tokens as its answer."""
     further = (("ignore_eos", json.dumps(None)),)
     spec = EngineSpec(NAME, platform="remote", interface="endpoint", url=url_of(server), extra=further)

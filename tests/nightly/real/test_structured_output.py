@@ -37,7 +37,7 @@ def asked(response_format):
 
 
 @pytest.mark.parametrize("interface", get_args(OwnInterface))
-def test_outputs_follow_their_schema_and_one_that_ends_early_is_told(interface):
+def test_outputs_follow_their_schema(interface):
     words = json.loads(tokenizer_files(model_of(SPEC.model))["tokenizer.json"])["model"]["vocab"]
     of = {token: word for word, token in words.items()}
     with closing(launch_engine(replace(TOKENIZED, interface=interface)).start()) as engine:

@@ -20,7 +20,7 @@ from pytest_slmserve.workload.arrivals import job
 WORKLOAD = natural_workload()
 
 
-def test_how_likely_tokens_are_is_not_asked_of_transformers():
+def test_transformers_refuses_scores():
     told = "is not asked how likely tokens are\n  Use the engine interface."
     with closing(BatchedEngine(batching_spec("static", stand_in()))) as engine, pytest.raises(EngineFailed, match=told):
         engine.scores(small_workload(), ((5, 6),))
@@ -34,7 +34,7 @@ def engine():
 
 
 @pytest.mark.slow
-def test_it_serves_what_was_asked_for(engine):
+def test_transformers_serves_asked_tokens(engine):
     found = measure(engine, WORKLOAD, job(12, rate=20.0), Environment(platform="cpu"))
     (point,) = job_points([found])
     assert point.valid, point.problems
@@ -45,13 +45,13 @@ def test_it_serves_what_was_asked_for(engine):
 
 
 @pytest.mark.slow
-def test_the_same_requests_get_the_same_greedy_tokens(engine):
+def test_greedy_tokens_are_repeatable(engine):
     first = engine.outputs(WORKLOAD, 2, 5)
     assert [len(tokens) for tokens in first] == [5, 5] and engine.outputs(WORKLOAD, 2, 5) == first
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_a_clear_error(engine):
+def test_dead_process_is_clear_error(engine):
     """The last one on this engine: it does not survive."""
     os.kill(engine.child.process.pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="was killed by SIGKILL"):

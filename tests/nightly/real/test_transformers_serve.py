@@ -66,7 +66,7 @@ def healthy(port):
     ("completions", ("return_token_ids", "ignore_eos", "token ids")),
     ("chat/completions", ("return_token_ids", "ignore_eos")),
 ])  # fmt: skip
-def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, capsys, path, refused):
+def test_refused_request_fields_are_dropped(transformers_serve, tmp_path, capsys, path, refused):
     """It knows no ignore_eos, and completions of text alone; it ends its streams without [DONE]."""
     url, model = transformers_serve
     asked = ("--max-concurrency", "2", "--num-prompts", "48", "--input-len", "16", "--output-len", "8")
@@ -80,14 +80,14 @@ def test_a_server_that_refuses_what_vllm_takes(transformers_serve, tmp_path, cap
     assert sum(kept.run.stream.tokens) == pytest.approx(48 * 8, rel=0.01)
 
 
-def test_what_it_refuses_altogether_is_one_sentence(transformers_serve, tmp_path, capsys):
+def test_unknown_model_is_refused(transformers_serve, tmp_path, capsys):
     url, _ = transformers_serve
     asked = ("--max-concurrency", "2", "--records", str(tmp_path / "r.jsonl"))
     status = main(["measure", "--endpoint", f"{url}/completions", "--model", "another", *asked])
     assert status == 4 and "answered 400" in (said := capsys.readouterr().err) and "pinned" in said
 
 
-def test_the_suite_at_the_url_of_another_server(transformers_serve, pytester):
+def test_suite_runs_on_other_server(transformers_serve, pytester):
     pytester.makepyfile(POINTS)
     url, model = transformers_serve
     asked = ("--slm-concurrency=1,2", "--slm-input-len=16", "--slm-output-len=8", "--slm-repeats=1", "--slm-window=3")

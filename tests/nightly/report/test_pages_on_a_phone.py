@@ -27,7 +27,7 @@ def unfolded(browser: Any, folder: Path, *names: str, **words: Any) -> Iterator[
         yield seen
 
 
-def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
+def test_bar_names_break_on_phone(browser, tmp_path):
     with unfolded(browser, tmp_path, "h200-vllm-0.26.0-replicas", viewport=PHONE) as seen:
         bars = seen.page.locator("figure:has-text('Memory of the GPU') .mark-rect.role-mark path")
         expect(bars).to_have_count(32, timeout=PATIENCE_MS)
@@ -38,14 +38,14 @@ def test_names_of_bars_are_broken_on_a_phone(browser, tmp_path):
         assert seen.width == 390 and seen.violations() == []
 
 
-def test_ticks_are_plain_and_short_numbers(browser, tmp_path):
+def test_ticks_are_short_numbers(browser, tmp_path):
     with unfolded(browser, tmp_path, "h200-vllm-0.26.0-several-gpus") as seen:
         seen.page.wait_for_function(ALL_DRAWN)
         ticks = {text for text in seen.page.locator(".role-axis-label text").all_text_contents() if text[:1].isdigit()}
         assert "500" in ticks and [text for text in ticks if "e+" in text or len(text.split()[0]) > 9] == []
 
 
-def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
+def test_long_series_names_fit_phone(browser, tmp_path):
     with unfolded(browser, tmp_path, "h100-vllm-0.26.0-today-next-host", viewport=PHONE) as seen:
         figure = seen.page.locator("figure:has-text('Throughput against latency')")
         names = figure.locator(".role-legend-label text")
@@ -55,7 +55,7 @@ def test_a_phone_has_room_for_long_names_of_series(browser, tmp_path):
         assert max(ends) <= chart["x"] + chart["width"]
 
 
-def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_path):
+def test_long_names_do_not_overlap(browser, tmp_path):
     with unfolded(browser, tmp_path, "h100-vllm-0.26.0-today", "h100-vllm-0.26.0-fp8") as seen:
         seen.page.wait_for_function(ALL_DRAWN)
         key = seen.page.locator("figure:has-text('Throughput against latency') .role-legend-label text")
@@ -67,7 +67,7 @@ def test_names_that_several_archives_make_long_are_whole_and_apart(browser, tmp_
         assert boxes and all(above["y"] + above["height"] <= below["y"] + 3 for above, below in pairwise(boxes))
 
 
-def test_a_history_is_drawn_and_fits_a_phone(browser, tmp_path):
+def test_history_fits_phone(browser, tmp_path):
     releases = [f"h200-vllm-{release}-history" for release in ("0.20.2", "0.22.1", "0.24.0", "0.26.0")]
     with unfolded(browser, tmp_path, *releases, viewport=PHONE) as seen:
         history = seen.page.locator("section:has(h2:text-is('History'))")

@@ -96,19 +96,19 @@ def by_gate(name):
     (by_compare, twins, 0.003), (by_stored_baseline, twins, 0.01), (by_claims, twins, 0.075),
     (by_gate, lambda: zip(names_of()), 0.2),
 ])  # fmt: skip
-def test_no_run_is_better_or_worse_than_its_twin_nor_a_launch_of_a_gate_than_the_next(judged, cases, rate):
-    """None is; and if this share of the verdicts were wrong, one of them would have been seen, but for one in 1000."""
+def test_twin_runs_show_no_difference(judged, cases, rate):
+    """If this share of the verdicts were wrong, one of them would have been seen, but for one in 1000."""
     said = [verdict for case in cases() for verdict in judged(*case)]
     assert [what for what, is_wrong in said if is_wrong] == [] and fewest(len(said), rate) > 0, len(said)
 
 
-def test_there_is_something_to_be_wrong_about():
+def test_twins_have_differing_metrics():
     """Metrics of the twins are up to two and a half times apart."""
     found = (compare(*alike(*pair), TOLERANCE).changes for pair in twins())
     assert max(abs(math.log(each.ratio.value)) for pair in found for each in pair) > math.log(2)
 
 
-def test_the_constants_hold_of_what_was_measured_on_three_hosts():
+def test_compare_constants_cover_hosts():
     """The same engine and load on two H200 hosts is never farther apart than is allowed for."""
     apart = []
     measured = [changes.compared_cases(archive(name), steady=True) for name in names_of("h200-vllm-0.26.0-*")]
@@ -124,7 +124,7 @@ def test_the_constants_hold_of_what_was_measured_on_three_hosts():
     assert [row for row in apart if row[0] > row[1]] == []
 
 
-def test_committed_archives_of_many_hosts_show_no_step():
+def test_committed_histories_show_no_step():
     """Release 0.26.0 was measured on ten further hosts; the one that has all releases is held against itself."""
     ledgers = [archive(name) for name in names_of("h200-vllm-*-history")]
     others = [m for name in names_of("h200-vllm-0.26.0-*") for m in archive(name)]
@@ -135,8 +135,9 @@ def test_committed_archives_of_many_hosts_show_no_step():
     assert not {verdict for each in steps[1] for verdict in each} & {Judgement.BETTER, Judgement.WORSE}
 
 
-def test_average_power_agrees_with_the_energy_counter_where_instant_power_misses_what_is_between_readings():
-    """No window of any committed archive is left out by the one. By the other some would be, and quiet ones too."""
+def test_average_power_matches_energy_counter():
+    """Instant power misses what is between readings. No window of any committed archive is left out by average power.
+    By instant power some would be, and quiet ones too."""
     far = dict.fromkeys((sensors.POWER, sensors.POWER_INSTANT), 0)
     for m in chain.from_iterable(map(archive, names_of("h?00*"))):
         columns = m.run.telemetry.columns if m.run.telemetry else {}
@@ -148,7 +149,7 @@ def test_average_power_agrees_with_the_energy_counter_where_instant_power_misses
     assert far[sensors.POWER] == 0 < far[sensors.POWER_INSTANT]
 
 
-def test_of_the_gpu_the_noise_of_the_smallest_loads_tells_that_of_the_largest():
+def test_smallest_loads_tell_gpu_noise():
     """The gain of the last doubling in a second window lies within the interval around that in the first window, which
     has the noise of the smallest loads alone."""
     inside = []
@@ -168,7 +169,7 @@ def test_of_the_gpu_the_noise_of_the_smallest_loads_tells_that_of_the_largest():
 @pytest.mark.parametrize(("kind", "sweeps", "seen", "of_gpu", "at_any_clock"), [
     ("core", 24, 6, 14, 15), ("today", 22, 6, 8, 9),
 ])  # fmt: skip
-def test_how_many_last_doublings_are_decided_and_hosts_agree(kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch):
+def test_decided_doublings_match_docs(kind, sweeps, seen, of_gpu, at_any_clock, monkeypatch):
     """By throughput as seen, and by tokens per busy second with and without the allowance for clocks: the numbers that
     docs/statistics.md tells."""
     contents = [read(BASELINES / f"{name}.jsonl.xz") for name in names_of(f"h[12]00-*-{kind}*")]

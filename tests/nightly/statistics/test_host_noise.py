@@ -24,13 +24,13 @@ def factors(kind, seed="1", ticks=40_000):
     ("ou:0.1:1", 0.1, 0.1, 16, 0.55, 0.75),
     ("pink:0.12", 0.12, 0.2, 40, 0.5, math.inf),  # over ten seconds
 ])  # fmt: skip
-def test_noise_that_is_forgotten_averages_out_and_pink_noise_hardly(kind, sd, rel, over, least, most):
+def test_forgotten_noise_averages_out(kind, sd, rel, over, least, most):
     values = factors(kind)
     averaged = stdev(fmean(values[i : i + over]) for i in range(0, len(values) - over, over))
     assert stdev(values) == pytest.approx(sd, rel=rel) and least < averaged / stdev(values) < most
 
 
-def test_slowdowns_are_of_one_side_and_a_core_of_two_speeds_stays_at_one_and_is_more_often_slow():
+def test_slowdowns_have_one_side():
     values = factors("slow:0.2:0.3:2")
     assert set(values) == {0.7, 1.0} and values.count(0.7) / len(values) == pytest.approx(0.2, abs=0.03)
     values = factors("speeds:1.85")
@@ -39,7 +39,7 @@ def test_slowdowns_are_of_one_side_and_a_core_of_two_speeds_stays_at_one_and_is_
     assert min(lasts[1:-1]) >= 0.5 and fmean(lasts) > 2.25
 
 
-def test_a_launch_is_in_one_of_two_states_and_noises_are_multiplied():
+def test_launch_noise_has_two_states():
     states = {tuple(set(factors("states:0.04", str(seed), 50))) for seed in range(40)}
     low, high = sorted(value for (value,) in states)
     assert high / low == pytest.approx(1.0408, abs=1e-3)
@@ -48,7 +48,7 @@ def test_a_launch_is_in_one_of_two_states_and_noises_are_multiplied():
     assert abs(math.log(fmean(both))) == pytest.approx(0.02, abs=1e-3)
 
 
-def test_recorded_noise_is_resampled_in_blocks_time_may_go_back_and_seeds_differ():
+def test_recorded_noise_repeats_in_blocks():
     recorded = [1 + i / 1000 for i in range(64)]
     values = factors(recorded, ticks=160)
     for block in range(0, 160, 16):
@@ -61,6 +61,6 @@ def test_recorded_noise_is_resampled_in_blocks_time_may_go_back_and_seeds_differ
 
 
 @pytest.mark.parametrize("kind", ["", "grey:0.1", "white", "white:x", "ou:0.1", "slow:0.2:0.3", "white:0.1+grey:0.1"])
-def test_what_is_no_noise_is_refused(kind):
+def test_unknown_noise_is_refused(kind):
     with refused():
         HostNoise(kind, "1")

@@ -44,7 +44,7 @@ def minutes(gated: Gated) -> float:
 
 
 @pytest.mark.parametrize("row", MUSEUM, ids=lambda row: row["thread"].rpartition("#")[2])
-def test_a_reported_regression_is_found_in_its_layer(opened: Open, row):
+def test_reported_regression_names_its_layer(opened: Open, row):
     of_texts = row.get("kind") == "embed"
     model = "bge-small-en-v1.5" if of_texts else "opt-1.3b"
     arguments = {

@@ -73,7 +73,7 @@ def up_to(share):
     *(({"sd": sd, "worse": (0.03, 0.0, 0.0, 0.0)}, 800, {"first missed": shown(1 - caught)})
       for sd, caught in ((0.01, 0.95), (0.02, 0.70))),
 ])  # fmt: skip
-def test_gates_are_wrong_no_more_often_than_they_may_be(planted, number, bounds):
+def test_gate_error_rates_stay_bounded(planted, number, bounds):
     facts = {"seed": 1, **planted}
     seed = facts.pop("seed")
     seen = many(Planted(**facts), number, seed=seed)
@@ -85,8 +85,8 @@ def test_gates_are_wrong_no_more_often_than_they_may_be(planted, number, bounds)
 
 @pytest.mark.parametrize("sd", SDS)
 @pytest.mark.parametrize("n", [4, 6, 12])
-def test_what_is_told_to_be_detectable_is_found_in_nine_of_ten_gates(sd, n):
-    """Allowed, on both sides; half of it is found in less than half of the gates."""
+def test_detectable_change_is_mostly_found(sd, n):
+    """In nine of ten gates, as allowed on both sides; half of the change is found in less than half of the gates."""
     far = sd * math.sqrt((n - 1) / n)
     pairs = tuple((1.0, math.exp(far if i % 2 else -far)) for i in range(n))  # not worse, with this deviation
     told = gate([PairSeries(name, "lower", pairs) for name in "abcd"], TERMS)[0].detectable
@@ -99,7 +99,7 @@ def test_what_is_told_to_be_detectable_is_found_in_nine_of_ten_gates(sd, n):
 
 
 @pytest.mark.parametrize(("sd", "worse"), [(0.01, 0.0), (0.02, 0.015), (0.03, 0.03)])
-def test_intervals_contain_the_true_ratio_as_often_as_the_docs_say(sd, worse):
+def test_gate_intervals_cover_true_ratio(sd, worse):
     chance, contained, failed = random.Random(5), [], []
     for _ in range(1500):
         series = gates.session(Planted(sd=sd, worse=(worse,)), chance, 12, ("lower",))
@@ -110,13 +110,13 @@ def test_intervals_contain_the_true_ratio_as_often_as_the_docs_say(sd, worse):
     assert worse != 0.015 or fewest(len(failed), 0.86) <= sum(failed) <= most(len(failed), 0.86)
 
 
-def test_clear_cases_end_early():
+def test_clear_gates_end_early():
     assert many(Planted(sd=0.01), 500).pairs < 4.3 and many(Planted(sd=0.01, worse=(0.05,)), 500).pairs < 4.4
 
 
 @pytest.mark.parametrize("sd", SDS)
 @pytest.mark.parametrize("better", ["higher", "lower"])
-def test_a_better_candidate_never_fails_and_in_the_wrong_direction_never_passes(sd, better):
+def test_better_candidate_never_fails(sd, better):
     chance, wrong = random.Random(5), {"higher": "lower", "lower": "higher"}[better]
     for _ in range(800):
         series = gates.session(Planted(sd=sd, worse=(1 / 1.05 - 1,)), chance, 12, (better,))
@@ -172,7 +172,7 @@ def of_launches(chance, launches):
     # each end 0.8% are missed as planned, and 1.2% with eight degrees.
     (partial(in_turn, loads=9, count=2, sd=0.02), 6, 4000, (7, 8, 0.004), 0.989, 0.995),
 ])  # fmt: skip
-def test_intervals_cover_what_they_say(draw, seed, runs, asked, least, most):
+def test_difference_intervals_cover_truth(draw, seed, runs, asked, least, most):
     """asked: two loads, and the tail if it is another; or one load, whose mean is meant."""
     chance, covered = random.Random(seed), 0
     for _ in range(runs):
@@ -204,7 +204,7 @@ def exceeded(looks, critical):
 
 @ALPHAS
 @pytest.mark.parametrize(("most", "so_far"), [*((most, None) for most in MAXIMA), (12, 1), (12, 2), (12, 3)])
-def test_no_more_is_spent_than_may_be_and_not_much_less_and_of_a_gate_that_ends_early_a_part(most, so_far, alpha):
+def test_gate_looks_spend_planned_alpha(most, so_far, alpha):
     looks = looks_until(most)[:so_far]
     share, planned = exceeded(looks, boundaries(looks, most, alpha)), spent(looks[-1] / most, alpha)
     error = math.sqrt(planned * (1 - planned) / (DRAWN * PARTS))
@@ -212,7 +212,7 @@ def test_no_more_is_spent_than_may_be_and_not_much_less_and_of_a_gate_that_ends_
 
 
 @ALPHAS
-def test_a_look_too_many_would_be_seen(alpha):
+def test_repeated_t_tests_exceed_alpha(alpha):
     """What the boundaries are there for: four tests at `alpha` each are wrong far more often."""
     looks = looks_until(12)
     assert exceeded(looks, [t_above(alpha, n - 1) for n in looks]) > 1.6 * alpha
@@ -226,8 +226,8 @@ def test_a_look_too_many_would_be_seen(alpha):
     *(({"sd": sd, "worse": (0.3, 0.0)}, {"missed": allowed(0.02), "pass": up_to(0)}) for sd in (0.03, 0.05)),
     *(({"sd": sd, "worse": (0.15, 0.0)}, {"pass": shown(TERMS.beta)}) for sd in (0.03, 0.05, 0.08, 0.14)),
 ])  # fmt: skip
-def test_gates_of_the_start_are_wrong_no_more_often_than_they_may_be(planted, bounds):
-    """Of both states of the caches, or of waking too, after three pairs or five: docs/statistics.md."""
+def test_start_gate_errors_stay_bounded(planted, bounds):
+    """Gates of both states of the caches, or of waking too, after three pairs or five: docs/statistics.md."""
     number = 4000
     seen = many(Planted(**{"worse": (0.0, 0.0), "margin": 0.15, **planted}), number, TERMS.of_starts, seed=3)
     failed = seen.outcomes[FAIL]

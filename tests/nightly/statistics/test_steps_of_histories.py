@@ -16,7 +16,7 @@ def series(chance: random.Random, values: int, *steps: tuple[int, float], noise:
 
 
 @pytest.mark.parametrize("values", [LEAST_VALUES, 13])
-def test_no_more_histories_than_is_said_have_a_step_that_is_none(values):
+def test_false_steps_stay_rare(values):
     """Bounded as a binomial count: 300 histories at the level have 27 or more once in a thousand times."""
     chance = random.Random(values)
     assert sum(bool(level_steps(series(chance, values))) for _ in range(300)) < 27
@@ -49,7 +49,7 @@ OTAVA: dict[tuple[int, int, Planted], tuple[list[int], list[int]]] = {
 }
 
 
-def test_the_steps_are_those_of_apache_otava_but_for_one_of_noise():
+def test_steps_match_apache_otava():
     found = {
         case: {each.at for each in level_steps(series(random.Random(case[0]), case[1], *case[2]))} for case in OTAVA
     }

@@ -22,8 +22,9 @@ from pytest_slmserve.analysis.verdict import State
 
 
 @pytest.mark.parametrize(("noise", "off", "as_often"), [(0.01, 0.01, 0.02), (0.05, 0.2, 0.05)])
-def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(noise, off, as_often):
-    """By two grid points or more, in drawn repeats of all curves of the H200: off, where all loads are measured."""
+def test_adaptive_plateau_resists_noise(noise, off, as_often):
+    """Noise moves it by two grid points or more hardly more often than the plateau of the full grid, in drawn repeats
+    of all curves of the H200. off: where all loads are measured."""
     models = ("opt-125m", "opt-1.3b", "opt-2.7b")
     chance, draws, wrong = random.Random(7), 100, Counter()
     curves = []
@@ -45,7 +46,7 @@ def test_noise_moves_the_plateau_hardly_more_often_than_that_of_the_full_grid(no
 
 
 @pytest.mark.parametrize("repeats", [2, 3])
-def test_at_the_bound_a_wrong_word_is_rare(repeats):
+def test_verdicts_at_bound_rarely_err(repeats):
     """With a true gain at the bound, each of both sides may be said in 2.5% of the cases; moderated variances of five
     loads make it up to 4%."""
     rates = {1: 100.0, 2: 190.0, 4: 330.0, 8: 500.0, 16: 550.0}
@@ -70,7 +71,7 @@ def gains_of_hosts():
                     yield (kind, curve.subject, g.start, g.end), value, (high - low) / 2
 
 
-def test_two_hosts_agree_on_a_doubling_within_their_intervals():
+def test_hosts_agree_on_doubling_gain():
     """In 95% of the cases, as the wide intervals say, or nearly: docs/results.md has the count and the width."""
     alike = grouped(gains_of_hosts(), lambda found: found[0]).values()
     pairs = [pair for same in alike for pair in combinations(same, 2)]
@@ -95,7 +96,7 @@ def ended(case, apart, calibrates=False):
 
 
 @pytest.mark.parametrize(("case", "apart", "most_minutes"), [(BUSY, 0.005, 4), (BUSY, 0.01, 4), (SEEN, 0.01, 5)])
-def test_what_is_unchanged_passes_and_what_is_worse_is_found_in_the_promised_minutes(case, apart, most_minutes):
+def test_gate_decides_in_promised_minutes(case, apart, most_minutes):
     same, margin, more = ended(case, apart)
     assert at_least((each.state is not State.FAILS for each in same), 0.99)
     assert at_least((each.state is State.PASSES for each in same), 0.98)
@@ -104,12 +105,12 @@ def test_what_is_unchanged_passes_and_what_is_worse_is_found_in_the_promised_min
     assert fmean(each.minutes for each in same) < most_minutes
 
 
-def test_where_the_host_decides_throughput_as_seen_is_refused_after_one_launch():
+def test_host_bound_throughput_is_refused():
     for found in ended("seen, the host decides, 15%", 0.005):
         assert at_least((each.state is None for each in found), 0.98) and fmean(each.minutes for each in found) < 3
 
 
-def test_launches_that_differ_too_much_are_seen_by_a_calibration_and_not_taken_for_a_difference():
+def test_calibration_sees_uneven_launches():
     same, margin, _ = ended(SEEN, study.TOO_FAR_APART, calibrates=True)
     assert at_least((each.state is None for each in same), 0.75)
     assert at_least((each.state is not State.FAILS for each in same), 0.99)

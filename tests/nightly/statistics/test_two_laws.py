@@ -13,7 +13,7 @@ def found():
         yield study, *study.study()
 
 
-def test_the_package_has_the_laws_and_the_page_the_tables_that_the_study_finds(found):
+def test_shipped_laws_match_study(found):
     study, laws, text, _ = found
     assert study.rounded(laws) == study.FILE.read_text("utf-8"), "python studies/two_laws.py --write"
     assert text in (CHECKOUT / "docs" / "predict.md").read_text("utf-8")
@@ -23,6 +23,6 @@ def test_the_package_has_the_laws_and_the_page_the_tables_that_the_study_finds(f
     ("any one of these", 0.08, 0.12), ("card", 0.085, 0.12), ("model", 0.08, 0.125), ("host", 0.08, 0.12),
     ("card, host and model", 0.095, 0.13),
 ])  # fmt: skip
-def test_what_no_fit_has_seen_is_predicted_and_inside_its_interval(found, unseen, most, most_small):
+def test_law_predicts_unseen_cases(found, unseen, most, most_small):
     error, small, inside = found[-1][unseen]
     assert error <= most and small <= most_small and 0.93 <= inside <= 0.98

@@ -34,13 +34,13 @@ def lengths_of(made) -> list[tuple[int, int]]:
     return [(len(r.prompt), r.output_tokens) for r in made.requests]
 
 
-def test_the_package_and_the_shipped_lengths_give_the_same_lengths(packaged):
+def test_shipped_lengths_match_dataset(packaged):
     shipped, ours = (build_workload(replace(NATURAL, source=source, accept_truncated=True), OPT)
                      for source in ("lengths", "sharegpt"))  # fmt: skip
     assert lengths_of(shipped) == lengths_of(ours) and ours.hash != shipped.hash
 
 
-def test_the_same_under_vllms_rule(packaged):
+def test_vllm_rule_gives_same_lengths(packaged):
     """Its natural requests of a file are vLLM's own sample, in another order: so conversation by conversation."""
     read = (each[:2] for each in read_conversations(packaged, []) if len(each) >= 2)
     picked = first_in_order(read, seed=0, limit=500)
@@ -50,13 +50,13 @@ def test_the_same_under_vllms_rule(packaged):
     assert kept[:64] == lengths_of(build_workload(replace(NATURAL, rule="vllm"), OPT))
 
 
-def test_the_package_ends_early_where_it_is_known_to(packaged):
+def test_dataset_damage_is_located(packaged):
     with pytest.raises(DamagedDataset) as damage:
         list(read_conversations(packaged))
     assert (damage.value.byte, damage.value.conversations) == (125_509_632, 17_671)
 
 
-def test_azures_trace_of_conversations():
+def test_azure_trace_is_read():
     """AzureLLMInferenceTrace_conv.csv of AzurePublicDataset, at the path in SLM_AZURE_TRACE."""
     path = Path(os.environ.get("SLM_AZURE_TRACE", ""))
     if not path.is_file():
@@ -128,13 +128,13 @@ def ours(folder: Path, *, tokenizer: str, seed: int, requests: int, output: int 
     return [(r.text, len(r.prompt), r.output_tokens) for r in made]
 
 
-def test_every_request_of_a_workload_is_vllms_own(by_vllm, folder):
+def test_requests_match_vllm_sample(by_vllm, folder):
     assert len(CONFIGURATIONS) == 60
     for asked, theirs in zip(CONFIGURATIONS, by_vllm, strict=True):
         assert ours(folder, **asked) == theirs, asked
 
 
-def test_the_comparison_would_see_a_difference(by_vllm, folder):
+def test_comparison_notices_other_requests(by_vllm, folder):
     """Another seed, an output that is not asked for, tokens without <s>: none of them passes as vLLM's."""
     for asked, theirs in zip(CONFIGURATIONS, by_vllm, strict=True):
         if asked["requests"] == 25:
@@ -143,7 +143,7 @@ def test_the_comparison_would_see_a_difference(by_vllm, folder):
             assert theirs not in [ours(folder, **asked | other) for other in others], asked
 
 
-def test_the_lengths_lie_on_every_bound(by_vllm):
+def test_sampled_lengths_reach_every_bound(by_vllm):
     """Negative control of the dataset: a bound that is off by one changes what is kept."""
     kept = {(prompt, output) for rows in by_vllm for _, prompt, output in rows}
     prompts, totals = {prompt for prompt, _ in kept}, {prompt + output for prompt, output in kept}
@@ -152,7 +152,7 @@ def test_the_lengths_lie_on_every_bound(by_vllm):
     assert (min(prompts), max(prompts), max(totals), min(replies)) == (4, 1024, 2048, 4)
 
 
-def test_with_fixed_lengths_the_rule_takes_vllms_conversations_in_an_order_of_our_own(by_vllm, folder):
+def test_fixed_lengths_keep_own_order(by_vllm, folder):
     asked = {"tokenizer": "plain", "seed": 0, "requests": 25, "output": None}
     theirs = [prompt for prompt, _, _ in by_vllm[CONFIGURATIONS.index(asked)]]
     paired = (each[:2] for each in read_conversations(folder / "sharegpt.json") if len(each) >= 2)
@@ -160,7 +160,7 @@ def test_with_fixed_lengths_the_rule_takes_vllms_conversations_in_an_order_of_ou
     assert set(theirs) <= set(picked) and [text for text in picked if text in theirs] != theirs
 
 
-def test_a_folder_with_a_tokenizer_and_one_without(folder, tmp_path):
+def test_folder_without_tokenizer_is_refused(folder, tmp_path):
     for name, special in (("plain", [[2]]), ("bos", [[1, 2]])):
         assert hub_tokenizer(str(folder / name))(["w x", "w"]) == [[2, 0], [2]]
         assert hub_tokenizer(str(folder / name), special_tokens=True)(["w"]) == special

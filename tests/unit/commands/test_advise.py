@@ -31,7 +31,7 @@ def swept(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("slo", "chosen", "cap"), [("2x@32", 96, 105), ("4x@32", 256, 250)])
-def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
+def test_advice_matches_published_results(tmp_path, capsys, slo, chosen, cap):
     """OPT-1.3B of arXiv:2503.08311, epsilon 0.1, b_half from shapes."""
     words = (external(tmp_path), *NAMES, *OUTPUT, *MODEL, "--slo-itl", slo, "--b-half", 40.6, "--price-per-hour", 2)
     [model] = advised(capsys, *words)["models"]
@@ -45,7 +45,7 @@ def test_the_published_results(tmp_path, capsys, slo, chosen, cap):
 
 
 @pytest.mark.parametrize("counts", [[18_573] * 9, [18_573, *[9_000] * 8], [0, *[9_000] * 8], None])
-def test_the_largest_number_of_blocks_of_external_results_tells_what_a_batch_frees(counts, tmp_path, capsys):
+def test_largest_block_count_frees_memory(counts, tmp_path, capsys):
     words = (*NAMES, *OUTPUT, *MODEL, "--slo-itl", "2x@32", "--kv-blocks", "blocks")
     rows = [f"{row},{count}\n" for row, count in zip(CSV.splitlines(), ["blocks", *(counts or [])])]
     path = external(tmp_path, "".join(rows) if counts else CSV)
@@ -56,7 +56,7 @@ def test_the_largest_number_of_blocks_of_external_results_tells_what_a_batch_fre
         refused(said(capsys, "advise", path, *words), "blocks")
 
 
-def test_an_archive_gives_a_batch_its_memory_the_command_to_start_it_and_notes(swept, tmp_path, capsys):
+def test_archive_gives_start_command(swept, tmp_path, capsys):
     words = ("--slo-itl", "2x@32", "--model", "facebook/opt-1.3b")
     other = archive(tmp_path / "b.jsonl", SWEEP((1, 16, 64), model="opt-125m"))
     seen, longer = (advised(capsys, swept, other, *words, *more) for more in ((), ("--max-model-len", 97)))
@@ -73,7 +73,7 @@ def test_an_archive_gives_a_batch_its_memory_the_command_to_start_it_and_notes(s
     assert any("a.jsonl" in note for note in set(torn) - set(seen["notes"]))
 
 
-def test_adapters_take_memory_beside_the_batch_and_it_is_told_how_many_have_room(swept, capsys):
+def test_adapters_take_memory(swept, capsys):
     """A slot of rank 8 of OPT-1.3B: (2,048 + 2,048) * 8 values of 2 bytes for each of four matrices of attention, and
     (2,048 + 8,192) * 8 for both of the feed-forward, in 24 layers."""
     [plain] = advised(capsys, swept)["models"]
@@ -89,7 +89,7 @@ def test_adapters_take_memory_beside_the_batch_and_it_is_told_how_many_have_room
     assert "64 slots of rank 8" in text and f"{held['room']:,}" in text
 
 
-def test_adapters_that_the_engine_had_take_no_memory_twice_and_measured_jobs_stand_beside(capsys, tmp_path):
+def test_measured_adapters_count_once(capsys, tmp_path):
     needs_checkout()
     of_an_h200 = [BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("adapters", "today")]
     seen = said(capsys, "advise", *of_an_h200, "--model", "llama-3.2-1b", "--lora", "64x8")
@@ -102,7 +102,7 @@ def test_adapters_that_the_engine_had_take_no_memory_twice_and_measured_jobs_sta
     refused(said(capsys, "advise", external(tmp_path), *NAMES, "--lora", "16x8"), "memory of adapters")
 
 
-def test_what_is_typed_reaches_the_advisor(swept, capsys, monkeypatch):
+def test_typed_options_reach_advisor(swept, capsys, monkeypatch):
     monkeypatch.setattr(advise.advisor, "plan", plan := Mock(wraps=advise.advisor.plan))
     advised(capsys, swept)
     advised(capsys, swept, "--slo-itl=30ms", "--efficiency=0.2", "--gpu-memory=80GiB", "--gpu-memory-utilization=0.8",
@@ -117,13 +117,13 @@ def test_what_is_typed_reaches_the_advisor(swept, capsys, monkeypatch):
 @pytest.mark.parametrize(("loads", "words", "shown"), [
     ((64,), (), "concurrency 64"), ((), (), "sweep"), ((1, 16, 64), ("--gpu-memory=2GiB",), "nothing fits"),
 ])  # fmt: skip
-def test_nothing_to_advise_is_10(loads, words, shown, tmp_path, capsys):
+def test_missing_advice_exits_10(loads, words, shown, tmp_path, capsys):
     seen = said(capsys, "advise", archive(tmp_path / "a.jsonl", SWEEP(loads)), *words)
     assert (seen.status, seen.err) == (10, "") and shown in seen.words and "vllm serve" not in seen.out
 
 
 @pytest.mark.parametrize("of_ours", [True, False])
-def test_the_page_has_the_advice_and_the_records_of_ours(of_ours, swept, tmp_path, capsys, monkeypatch):
+def test_page_shows_advice(of_ours, swept, tmp_path, capsys, monkeypatch):
     written = []
     monkeypatch.setattr(advise, "write_page", lambda *given, sections: written.append((*given, list(sections))))
     words = (swept,) if of_ours else (external(tmp_path), *NAMES)
@@ -141,14 +141,12 @@ def test_the_page_has_the_advice_and_the_records_of_ours(of_ours, swept, tmp_pat
     ("--lora 64x9", ["--lora", "'64x9'"]), ("--model opt-2.7b", ["opt-2.7b"]),
     ("--knob max_num_seqs", ["is a results file", "--knob"]),
 ])  # fmt: skip
-def test_wrong_usage_names_the_option(swept, tmp_path, capsys, words, facts):
+def test_wrong_usage_names_option(swept, tmp_path, capsys, words, facts):
     refused(said(capsys, "advise", swept, *words.split()), *facts)
     refused(said(capsys, "advise", external(tmp_path), *NAMES, "--model", "no-such-model"), "'no-such-model'")
 
 
-def test_a_quick_advice_starts_one_engine_of_the_model_for_a_minute_and_tells_the_answer_first(
-    swept, tmp_path, capsys, monkeypatch
-):
+def test_quick_advice_starts_one_engine(swept, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     commands = []
 
@@ -183,7 +181,7 @@ def test_a_quick_advice_starts_one_engine_of_the_model_for_a_minute_and_tells_th
     (["--quick", "opt-1.3b"], ["no GPU here", "slmserve advise --quick opt-1.3b -- --slm-cpu"]),
     (["--quick", "opt-1.3b", "--", "--slm-simulate"], ["no GPU here", "a host"]),
 ])  # fmt: skip
-def test_a_quick_advice_that_cannot_be_measured_is_refused_in_one_sentence(words, facts, tmp_path, capsys, monkeypatch):
+def test_impossible_quick_advice_is_refused(words, facts, tmp_path, capsys, monkeypatch):
     for mode in ("SLM_GPU", "SLM_CPU", "SLM_SIMULATE"):
         monkeypatch.delenv(mode, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -52,7 +52,7 @@ def place_of(m: Measurement) -> BenchmarkHost:
     return place
 
 
-def test_planted_costs_come_out_and_samples_are_launches_whose_statistics_are_those_of_asv():
+def test_planted_costs_come_out():
     """concurrency 8 at 1000 tokens/s: a step of 8 ms; 32 tokens a request; 400 W; 95% busy."""
     (sensed,) = watched([measurement(8, 1000.0, resolved=READY)])
     planted = {name: (cost,) for name, cost in zip((*COSTS, "seconds_to_start"), (32, 8, 0.95, 400, 40))}
@@ -71,7 +71,7 @@ def test_planted_costs_come_out_and_samples_are_launches_whose_statistics_are_th
 
 
 @given(st.integers(1, 64), st.floats(10, 1000), st.floats(1.01, 4), st.floats(1, 500))
-def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, factor, ready_s):
+def test_slower_run_has_larger_cost(concurrency, rate, factor, ready_s):
     before, after = (
         costs(*watched([measurement(concurrency, rate / by, resolved=replace(READY, ready_s=ready_s * by))]))
         for by in (1, factor)
@@ -86,12 +86,12 @@ def test_whatever_is_slower_has_the_larger_number_everywhere(concurrency, rate, 
     measurement(load=OpenLoop(requests=8)), measurement(load=ClosedLoop(8, requests=64)),
     replace(ONE, replica=Replica("g", 0, 2, "s", "mps")), replace(ONE, replica=Replica("g", 0, 1, "s", "mps")),
 ], ids=["failed", "preempted", "burst", "counted", "replica", "alone-beside-replicas"])  # fmt: skip
-def test_only_valid_measurements_of_a_sweep_of_one_engine_count_and_launches_of_a_gate(other):
+def test_only_steady_measurements_count(other):
     assert asv.steady_measurements([other]) == []
     assert costs(ONE, other) == costs(replace(ONE, paired=GateLaunch("g", 1, "candidate", second=True))) == costs(ONE)
 
 
-def test_a_degraded_repeat_counts_alone_and_other_requests_and_machines_are_told_apart():
+def test_degraded_repeat_counts_alone():
     sound, crowded = engine_alone(1000.0), {**BUSY, sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}
     degraded = engine_alone(500.0, columns=crowded, launch="two")
     of = [next(iter(asv.values(found).values())) for found in ([sound, degraded], [sound], [degraded])]
@@ -121,7 +121,7 @@ def test_a_degraded_repeat_counts_alone_and_other_requests_and_machines_are_told
     ("spec", {"env": (("PYTHONPATH", "/x"),)}, True, True), ("spec", {"python": "/opt/python"}, True, True),
     ("spec", {"gpu": 3}, True, True), ("spec", {"kv_cache_bytes": 1 << 33}, True, True),
 ])  # fmt: skip
-def test_a_new_driver_or_engine_begins_a_new_curve_and_a_new_torch_does_not(part, changed, same_curve, same_file):
+def test_new_driver_begins_new_curve(part, changed, same_curve, same_file):
     here, there = place_of(ONE), place_of(replace(ONE, **{part: replace(getattr(ONE, part), **changed)}))
     seen = here.curve == there.curve, here == there, here.env_name == there.env_name
     assert seen == (same_curve, same_file, same_file)
@@ -152,7 +152,7 @@ def samples_in(file: asv.File) -> Cells:
 
 
 @given(CELLS, CELLS)
-def test_joining_keeps_what_was_not_measured_now(old, new):
+def test_joining_keeps_old_samples(old, new):
     assert samples_in(file_of(old)) == old
     joined = file_of(new, file_of(old), launch="b")
     assert samples_in(joined) == {key: old.get(key, ()) + new.get(key, ()) for key in (*old, *new)}
@@ -162,12 +162,12 @@ def test_joining_keeps_what_was_not_measured_now(old, new):
 @pytest.mark.parametrize(("before", "after", "samples"), [
     (False, True, (1.0,)), (True, False, (2.0,)), (True, True, (1.0, 2.0)), (False, False, (1.0, 2.0)),
 ])  # fmt: skip
-def test_what_is_degraded_gives_way_to_what_is_sound(before, after, samples):
+def test_sound_samples_replace_degraded(before, after, samples):
     new = file_of({CELL: (2.0,)}, file_of({CELL: (1.0,)}, degraded=before), "b", degraded=after)
     assert samples_in(new) == {CELL: samples}
 
 
-def test_a_launch_that_is_measured_further_replaces_itself_alone_parameters_ascend_and_only_our_columns_are_read():
+def test_repeated_launch_replaces_itself():
     old = file_of({CELL: (1.0, 2.0, 3.0)})
     assert samples_in(file_of({CELL: (1.5,)}, old)) == {CELL: (1.5, 2.0, 3.0)}
     for columns in (["result", "params"], [*asv.COLUMNS, "more"]):
@@ -180,8 +180,8 @@ def test_a_launch_that_is_measured_further_replaces_itself_alone_parameters_asce
 
 
 @given(CELLS, CELLS)
-def test_rows_and_the_list_of_benchmarks_are_as_asv_wants_them(planted, others):
-    """Lists over the product of the parameters, the value being the median of its samples."""
+def test_rows_follow_asv_format(planted, others):
+    """Rows are lists over the product of the parameters, the value being the median of its samples."""
     file = file_of(planted)
     for name, row in file["results"].items():
         columns = dict(zip(file["result_columns"], row, strict=True))
@@ -204,7 +204,7 @@ def test_rows_and_the_list_of_benchmarks_are_as_asv_wants_them(planted, others):
 
 @in_checkout
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
-def test_a_kept_file_is_written_as_it_was_read(path):
+def test_kept_file_round_trips(path):
     old = json.loads(path.read_text("utf-8"))
     machine, *curve = old["params"].items()
     place = BenchmarkHost(machine[1], old["requirements"]["vllm"], tuple(curve), old["requirements"]["torch"])
@@ -214,10 +214,8 @@ def test_a_kept_file_is_written_as_it_was_read(path):
     assert set(old["results"]) <= {asv.HASH.sub("", name) for name in old[asv.LAUNCHES]}
 
 
-def test_a_name_has_the_hash_of_its_workload_only_where_a_model_has_two_and_files_that_have_it_lose_or_get_it(
-    folder, convert
-):
-    """Also of files that were written before: their launches stay."""
+def test_ambiguous_workload_gets_hash(folder, convert):
+    """Only where a model has two workloads of a name, also in files that were written before: their launches stay."""
     assert convert(launches("0.25.1")).status == 0
     (before,) = [name for name in results(folder) if "-vllm-" in name]
     other = [replace(m, workload=replace(m.workload, hash="abcdef" + 58 * "0")) for m in launches(loads=(8,))]
@@ -258,7 +256,7 @@ def served(folder: Path) -> dict:
     return dict(zip(file["result_columns"], file["results"]["64-32-staggered.seconds_per_1000_requests"]))
 
 
-def test_a_release_a_machine_and_the_benchmarks_are_written_once_and_what_was_left_out_is_told(folder, convert):
+def test_converted_results_are_written_once(folder, convert):
     seen, files = convert(launches()), results(folder)
     (name,) = files.keys() - {"nvidia-h200/machine.json", "benchmarks.json"}
     assert seen == (0, f"written: {folder}/results/{name} (5 values)\n", "")
@@ -281,7 +279,7 @@ def test_a_release_a_machine_and_the_benchmarks_are_written_once_and_what_was_le
     (launches(failures=1), [], ["--slm-gpu"]),
     *((launches(), ["--machine", name], ["--machine"]) for name in ("", "..", "a/b")),
 ])  # fmt: skip
-def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, convert, made, words, facts, monkeypatch):
+def test_unconvertible_records_are_refused(folder, convert, made, words, facts, monkeypatch):
     refused(convert(made, words=words), *facts)
     monkeypatch.setattr(asv, "git", Mock(side_effect=FileNotFoundError("git")))
     refused(convert(launches()), str(folder), f"slmserve asv init --into {folder}")
@@ -290,7 +288,7 @@ def test_what_cannot_be_converted_is_refused_and_nothing_is_written(folder, conv
     assert results(folder) == {}
 
 
-def test_a_machine_that_is_described_stays_as_it_is(folder, convert):
+def test_described_machine_stays_unchanged(folder, convert):
     described = folder / "results/runner-1/machine.json"
     described.parent.mkdir(parents=True)
     described.write_text(before := '{"machine": "runner-1", "version": 1, "ram": "2 TB"}', "utf-8")
@@ -301,7 +299,7 @@ def test_a_machine_that_is_described_stays_as_it_is(folder, convert):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"result_columns": [], "results": {"x": [1]}}', '{"results": 3}'])
 @pytest.mark.parametrize("damaged", ["nvidia-h200/", "benchmarks.json"])
-def test_a_file_that_is_none_of_asv_is_refused_and_nothing_is_written(folder, convert, damaged, text):
+def test_foreign_result_file_is_refused(folder, convert, damaged, text):
     convert(launches())
     (name,) = [name for name in results(folder) if name.startswith(damaged) and "machine" not in name]
     (folder / "results" / name).write_text(text, "utf-8")
@@ -333,7 +331,7 @@ def git(monkeypatch):
     ([RELEASES[0], ("0.25.1", "2026-07-15"), RELEASES[2]], "row 2 "),
     (RELEASES[:2], "row 3 "), ([*RELEASES, RELEASES[0]], "twice"),
 ], ids=["inserted", "another day", "removed", "twice"])  # fmt: skip
-def test_a_row_is_only_ever_added_at_the_end(tmp_path, git, rows, fact):
+def test_releases_are_only_appended(tmp_path, git, rows, fact):
     git.rows = RELEASES
     with pytest.raises(ValueError, match=fact):
         asv.make_repository(tmp_path, rows)
@@ -345,7 +343,7 @@ def init(capsys, tmp_path):
     return lambda: said(capsys, "asv", "init", "--into", tmp_path / "asv")
 
 
-def test_a_folder_begins_with_its_files_a_newer_package_adds_its_releases_and_ones_own_stay(tmp_path, init, git):
+def test_init_adds_new_releases(tmp_path, init, git):
     assert len(SHIPPED) > 10 and [day for _, day in SHIPPED] == sorted(day for _, day in SHIPPED)
     folder, seen = tmp_path / "asv", init()
     assert (seen.status, seen.err) == (0, "") and f"{len(SHIPPED)} releases, {len(SHIPPED)} added" in seen.out
@@ -364,7 +362,7 @@ def test_a_folder_begins_with_its_files_a_newer_package_adds_its_releases_and_on
 
 
 @pytest.mark.parametrize("text", ["", "[[1]]", '[["0.20.0", "in May"]]', "3"])
-def test_a_list_that_cannot_be_read_makes_no_repository_and_a_git_that_fails_is_named(tmp_path, init, git, text):
+def test_unreadable_release_list_is_refused(tmp_path, init, git, text):
     failed = subprocess.CalledProcessError(1, "git", stderr="it is locked\n")
     for git.side_effect in (FileNotFoundError(2, "not there", "git"), failed):
         refused(init(), "git", "--into")
@@ -374,7 +372,7 @@ def test_a_list_that_cannot_be_read_makes_no_repository_and_a_git_that_fails_is_
     assert not git.called
 
 
-def test_git_knows_neither_the_users_settings_nor_a_hooks_variables(tmp_path, monkeypatch):
+def test_git_ignores_user_settings(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_DIR", "elsewhere")
     monkeypatch.setattr(asv.subprocess, "run", run := Mock())
     assert asv.git(tmp_path, "log", given="a row") is run.return_value.stdout

@@ -59,12 +59,12 @@ def search(write, monkeypatch, capsys):
     ([UNSURE, FAILS], 10, ["1.1", "1.2"], ["1.2", "1.1"]), ([None, FAILS], 10, ["1.1", "1.2"], ["1.2", "1.1"]),
     ([FAILS, FAILS, PASSES], 0, [], ["1.3"]), ([FAILS, UNSURE], 10, [], ["1.2"]), ([FAILS, None], 10, [], ["1.2"]),
 ])  # fmt: skip
-def test_the_first_slow_release_is_found_by_halving_or_stays_a_suspect(states, status, suspects, gates, search):
+def test_halving_finds_first_slow_release(states, status, suspects, gates, search):
     """None: it cannot be gated. What halving finds, whatever lies between, is proved with the gate's decisions."""
     assert search(states) == (status, suspects, gates)
 
 
-def test_the_answer_in_words_names_the_releases_and_what_fails(search, write, monkeypatch, capsys):
+def test_answer_names_suspect_releases(search, write, monkeypatch, capsys):
     told = []
     for states in ([PASSES], [UNSURE], [UNSURE, UNSURE, FAILS]):
         search(states)
@@ -86,7 +86,7 @@ def listed(monkeypatch, stdout, stderr=""):
     monkeypatch.setattr(bisect.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=stdout, stderr=stderr))
 
 
-def test_the_index_has_final_releases_in_order_and_one_without_an_interpreter_is_installed_once(monkeypatch, tmp_path):
+def test_index_lists_final_releases(monkeypatch, tmp_path):
     listed(monkeypatch, "vllm (0.26.0)\nAvailable versions: 0.26.0, 0.25.1, 0.25.0rc1, 0.9.2, 0.10.0, 0.26.0.post1\n")
     asked = {"releases": None, "pytest": ["--slm-gpu"], "good": "0.9.2", "bad": "0.26.0"}
     found = bisect.releases_of(SimpleNamespace(**asked, python="/v/{release}/python"))
@@ -114,7 +114,7 @@ def test_the_index_has_final_releases_in_order_and_one_without_an_interpreter_is
     ("--good=0.25.1 --bad=0.25.1 -- --slm-gpu", ["0.25.1"]), ("--good=0.25.1 --bad=0.26.0", ["-- --slm-gpu"]),
     ("--good=0.25.1 --bad=0.26.0 -- --slm-simulate", ["--slm-gpu", "--releases"]), ("--bad=0.26.0", ["--good"]),
 ])  # fmt: skip
-def test_releases_that_cannot_be_searched_are_refused_before_any_is_installed(words, facts, monkeypatch, capsys):
+def test_unsearchable_releases_are_refused(words, facts, monkeypatch, capsys):
     listed(monkeypatch, "Available versions: 0.26.0, 0.25.1\n")
     for mode in ("SLM_GPU", "SLM_CPU", "SLM_SIMULATE"):
         monkeypatch.delenv(mode, raising=False)
@@ -133,7 +133,7 @@ TWO = '[{"release": "1.0"}, {"release": "1.1"}]'
     (TWO, ("--bad=9",), ["9", "1.0, 1.1"]), (TWO, ("--good=1.1", "--bad=1.0"), ["--good 1.0 --bad 1.1"]),
     (TWO, ("--python=/nowhere/{release}/python",), ["/nowhere/1.0/python"]),
 ])  # fmt: skip
-def test_a_file_that_is_no_list_or_lacks_a_release_or_interpreter_is_refused(text, words, facts, write, capsys):
+def test_unusable_release_file_is_refused(text, words, facts, write, capsys):
     usual = write({}, {})
     Path("releases.json").write_text(text, "utf-8")
     refused(said(capsys, *usual, *words, *SIMULATED), *facts)
@@ -161,7 +161,7 @@ RECORDS = Path(".slm/bisect/1.1/records.jsonl")
     ([], [], SHIPPED), (["--pyargs", "my.tests"], ["--pyargs", "my.tests"], ()),
     (["--slm-python", "releases.json"], ["--slm-python=releases.json"], SHIPPED),
 ])  # fmt: skip
-def test_the_gate_gets_both_sides_and_the_words_that_were_given(words, given, tests, write, pytest_run, capsys):
+def test_gate_gets_both_sides(words, given, tests, write, pytest_run, capsys):
     python = {"python": sys.executable, "env": {"A": "b c"}, "engine_arg": {"slowdown": 0.1, "name": "x"}}
     asked = write({}, python)
     with pytest.raises(KeyboardInterrupt):
@@ -179,14 +179,14 @@ def test_the_gate_gets_both_sides_and_the_words_that_were_given(words, given, te
 @pytest.mark.parametrize(("printed", "told"), [
     ("a\nERROR: no GPU here\nlast\n", "ERROR: no GPU here"), ("a\n\nlast\n\n", "last"), ("", "nothing"),
 ])  # fmt: skip
-def test_a_slow_release_that_cannot_be_gated_is_refused_in_pytests_words(printed, told, write, pytest_run, capsys):
+def test_ungateable_release_quotes_pytest(printed, told, write, pytest_run, capsys):
     vars(pytest_run).update(status=4, printed=printed)
     seen = said(capsys, *write({}, {}), *SIMULATED)
     assert seen.status == 4 and told in seen.err and str(RECORDS.with_name("pytest.txt")) in seen.err
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 4, 5, 10])
-def test_a_release_counts_by_its_gates_unless_pytest_says_nothing(status, write, pytest_run, monkeypatch):
+def test_release_counts_by_its_gates(status, write, pytest_run, monkeypatch):
     assert write({}, {}, {})
     pytest_run.status = status
     RECORDS.parent.mkdir(parents=True)

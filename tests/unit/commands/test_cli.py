@@ -17,7 +17,7 @@ from pytest_slmserve.commands.cli import Parser, did_you_mean
 from pytest_slmserve.options.table import positive
 
 
-def test_the_summaries_are_those_of_all_groups_each_has_a_module_and_the_nearest_name_is_found():
+def test_nearest_command_name_is_suggested():
     names = [name for group in cli.COMMANDS.values() for name in group]
     assert list(cli.SUMMARIES) == names and len(set(names)) == len(names) == 10
     assert all(callable(getattr(import_module(f"pytest_slmserve.commands.{name}"), f"add_{name}")) for name in names)
@@ -42,7 +42,7 @@ def parser() -> Parser:
     (["a", "--margn=2"], ["--margn=2", "did you mean --margin?"]), (["a", "--json", "--csv"], ["--json", "--csv"]),
     (["a", "--margin", "-1"], ["--margin", "'-1'"]), (["a", "--margin", "wide"], ["--margin", "'wide'"]),
 ])  # fmt: skip
-def test_wrong_usage_names_the_option_and_the_help_of_the_command(words, facts):
+def test_wrong_usage_names_option(words, facts):
     with refused(*facts, hint="slmserve report --help"):
         parser().parse_args(["report", *words])
     cli.add_formats(without := Parser("slmserve"))  # of no points: it knows no --csv
@@ -60,7 +60,7 @@ def printed(capsys, **formats):
     return capsys.readouterr()
 
 
-def test_a_command_has_its_summary_and_statuses_and_prints_in_one_format_with_its_notes(capsys):
+def test_command_prints_one_format(capsys):
     top = parser()
     given = top.parse_args(["report", "a", "b", "--run=last", "--since", "2026-01-31", "--margin", "0.25"])
     assert given.carry_out(given) == 7 and [str(path) for path in given.paths] == ["a", "b"]
@@ -90,7 +90,7 @@ def options(parser, of="slmserve"):
             yield f"{of} {'/'.join(action.option_strings) or action.dest}", action
 
 
-def test_each_option_says_what_it_does_and_takes_and_its_default_and_each_command_its_exit_statuses(capsys):
+def test_each_option_has_help(capsys):
     found, defaults = dict(options(program())), 0
     assert len(found) > 100
     for name, action in found.items():

@@ -53,7 +53,7 @@ def rate_of(capsys, *words):
     return one["changes"][0]["ratio"]["value"]
 
 
-def test_what_is_worse_has_its_ratio_its_verdict_and_status_1_in_each_format(before, capsys):
+def test_worse_metric_exits_1(before, capsys):
     after = written(Path("after.jsonl"), of(1.1))
     [one] = compared(capsys, before, after, status=1)
     assert one["counts"] == {"better": 0, "worse": 5, "same": 0, "no worse": 0, "inconclusive": 5}
@@ -77,7 +77,7 @@ def test_what_is_worse_has_its_ratio_its_verdict_and_status_1_in_each_format(bef
     (1.0, [RATE], 0), (1.0, [], 10), (1.03, [RATE], 10), (0.9, [RATE], 0), (1.1, [RATE], 1),
     (1.1, [RATE, "--tolerance=0.2"], 0),
 ])  # fmt: skip
-def test_the_exit_status_is_the_worst_metric_and_the_ratio_turns_with_the_sides(factor, words, status, before, capsys):
+def test_worst_metric_sets_exit_status(factor, words, status, before, capsys):
     """Of the latencies nothing is known of one launch."""
     after = written(Path("after.jsonl"), of(factor))
     compared(capsys, before, after, *words, status=status)
@@ -85,7 +85,7 @@ def test_the_exit_status_is_the_worst_metric_and_the_ratio_turns_with_the_sides(
     assert rate_of(capsys, before, after) * rate_of(capsys, after, before) == pytest.approx(1)
 
 
-def test_each_candidate_is_held_against_the_first_and_without_a_case_in_common_it_is_10(before, capsys, monkeypatch):
+def test_candidates_are_compared_with_first(before, capsys, monkeypatch):
     good, bad = written(Path("good.jsonl"), of(1.0)), written(Path("bad.jsonl"), of(1.5))
     found = compared(capsys, before, good, bad, RATE, status=1)
     names = [(each["baseline"]["name"], each["candidate"]["name"]) for each in found]
@@ -108,7 +108,7 @@ def test_each_candidate_is_held_against_the_first_and_without_a_case_in_common_i
     assert "(2 cases)" in said(capsys, "compare", before, written(Path("two.jsonl"), *limits)).words
 
 
-def test_two_runs_of_one_archive_are_compared_and_of_more_two_are_named(tmp_path, capsys):
+def test_runs_of_archive_are_compared(tmp_path, capsys):
     path = written(tmp_path / "r.jsonl", repeats([1000, 1001]), of(1.1))
     assert rate_of(capsys, path) == pytest.approx(1 / 1.1, rel=1e-3)
     written(path, of(2.0, launch="c"))
@@ -121,7 +121,7 @@ def test_two_runs_of_one_archive_are_compared_and_of_more_two_are_named(tmp_path
     assert [one[side]["name"] for side in ("baseline", "candidate")] == [f"{path} run {run}" for run in (first, third)]
 
 
-def test_endpoints_are_decided_by_calls_in_turns_whose_commands_are_named(tmp_path, capsys, monkeypatch):
+def test_endpoints_need_repeated_calls(tmp_path, capsys, monkeypatch):
     """However often one call repeats a load, the calls are what differs by more."""
     monkeypatch.chdir(tmp_path)
     there = replace(KNOWN, platform="remote", url="http://h/v1/completions")
@@ -156,7 +156,7 @@ def test_endpoints_are_decided_by_calls_in_turns_whose_commands_are_named(tmp_pa
     ("--save --list", ["--save", "--list"]), ("--save nowhere.jsonl", ["nowhere.jsonl"]),
     ("--save --run a --run b c.jsonl", ["--save", "--run"]),
 ])  # fmt: skip
-def test_wrong_usage_names_the_option_and_what_to_type(before, capsys, words, facts):
+def test_wrong_usage_names_option(before, capsys, words, facts):
     seen = said(capsys, "compare", *words.split())
     refused(seen, *facts)
     assert re.search(r"^  (try: .+|[A-Z].+\.)$", seen.err, re.MULTILINE)
@@ -164,7 +164,7 @@ def test_wrong_usage_names_the_option_and_what_to_type(before, capsys, words, fa
 
 @in_checkout
 @pytest.mark.parametrize("order", [1, -1])
-def test_committed_archives_of_two_hosts_say_so_and_claim_nothing(order, capsys):
+def test_different_hosts_stay_inconclusive(order, capsys):
     paths = [BASELINES / f"h200-vllm-0.26.0-{name}.jsonl.xz" for name in ("adaptive", "adaptive-next-host")][::order]
     [one] = compared(capsys, *paths, status=10)
     assert {name: count for name, count in one["counts"].items() if count} == {"inconclusive": 50}
@@ -180,7 +180,7 @@ def folder(tmp_path, capsys):
     return tmp_path / "kept"
 
 
-def test_what_is_valid_is_kept_once_and_the_rest_is_told_with_its_reason(tmp_path, capsys, monkeypatch):
+def test_baseline_keeps_valid_measurements(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     good, bad = repeats([1000, 1004]), [engine_alone(failures=2, repeat=i) for i in (5, 6)]
     crowded, stolen = {sensors.FOREIGN_PROCESSES: None, sensors.GPU_PROCESSES: 3.0}, {sensors.STOLEN_CORES: 0.5}
@@ -196,7 +196,7 @@ def test_what_is_valid_is_kept_once_and_the_rest_is_told_with_its_reason(tmp_pat
     assert all("opt-1.3b at concurrency 8: " in line for line in lines)
 
 
-def test_a_baseline_is_overwritten_only_when_that_was_asked_for_and_of_one_run_if_it_is_named(folder, tmp_path, capsys):
+def test_baseline_is_replaced_when_asked(folder, tmp_path, capsys):
     path = folder / f"{NAME}.jsonl.xz"
     before, other = path.read_bytes(), written(tmp_path / "b.jsonl", repeats([7, 7], 2), repeats([5], 4, launch="b"))
     words = ("compare", other, "--save", "--folder", folder)
@@ -207,7 +207,7 @@ def test_a_baseline_is_overwritten_only_when_that_was_asked_for_and_of_one_run_i
         assert sorted(m.load.max_concurrency for m in read(path).measurements) == loads
 
 
-def test_a_damaged_line_stops_it_unless_it_is_left_out(tmp_path, capsys):
+def test_damaged_line_is_refused(tmp_path, capsys):
     path = written(tmp_path / "a.jsonl", repeats([1000, 1001, 1002]))
     path.write_text(path.read_text("utf-8").replace('"kind":"measurement"', '"kind":"measure', 1), "utf-8")
     for words, told in ((("--save", "--folder", tmp_path), "note: "), ((path,), "inconclusive")):
@@ -216,7 +216,7 @@ def test_a_damaged_line_stops_it_unless_it_is_left_out(tmp_path, capsys):
         assert seen.status in (0, 10) and told in seen.out and "2 measurements" in seen.out
 
 
-def test_a_baseline_is_shown_compared_by_its_name_and_listed_as_text_and_json(folder, tmp_path, capsys):
+def test_baseline_is_shown_by_name(folder, tmp_path, capsys):
     words = ("compare", "--show", NAME, "--folder", folder)
     seen = said(capsys, *words)
     head, device, software, host, _, *table = seen.out.splitlines()

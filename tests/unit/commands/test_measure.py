@@ -62,7 +62,7 @@ OPEN = OpenLoop(requests=40)
     ("--request-rate 9 --num-prompts 40 --max-concurrency 2", replace(OPEN, rate=9, max_concurrency=2)),
     ("--request-rate 9 --num-prompts 40 --burstiness inf", replace(OPEN, rate=9, burstiness=math.inf)),
 ])  # fmt: skip
-def test_a_number_of_requests_or_users_is_one_load(words, load):
+def test_typed_words_give_one_load(words, load):
     (found,) = loads_of(words)
     if isinstance(load, OpenLoop):
         assert found.times == job(load.requests, load.rate, load.seed, load.max_concurrency, load.burstiness).times
@@ -71,7 +71,7 @@ def test_a_number_of_requests_or_users_is_one_load(words, load):
 
 
 @given(st.lists(st.integers(20, 60), min_size=1, max_size=3), st.floats(0, 3), st.floats(2, 5), st.integers(0, 9))
-def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settle_s, window_s, seed):
+def test_each_rate_gets_window(rates, settle_s, window_s, seed):
     words = f"--settle {settle_s!r} --window {window_s!r} --seed {seed} {' '.join(SHORT)}"
     found = loads_of(f"--request-rate {','.join(map(str, rates))} {words}")
     assert [load.rate for load in found] == rates
@@ -81,7 +81,7 @@ def test_each_rate_is_a_window_within_arrivals_that_go_on_behind_it(rates, settl
         assert load.schedule_s[0] >= 0 and load.schedule_s[-1] < 2 * settle_s + window_s
 
 
-def test_rates_settle_by_default_and_have_the_arrivals_of_their_seed_and_shape_and_a_ramp_is_one_load_that_goes_up():
+def test_rates_settle_by_default():
     one, again, other, none, even = (
         loads_of(f"--request-rate 8 {words}")[0]
         for words in ("--seed 1", "--seed 1", "--seed 2", "--settle 0", "--burstiness inf --settle 1 --window 2")
@@ -95,7 +95,7 @@ def test_rates_settle_by_default_and_have_the_arrivals_of_their_seed_and_shape_a
     assert counts == [40, 80, 120, 30] and max(ramp.schedule_s) < 6.5
 
 
-def test_a_trace_has_its_own_times_and_lengths_and_prompts_that_begin_alike_where_its_blocks_do(tmp_path):
+def test_trace_load_keeps_its_times(tmp_path):
     path = mooncake(tmp_path)
     ((load, workload),) = asked(given_by(f"--trace {path} --speed 2 --settle 0.2 --window 0.79"))
     assert load.schedule_s == pytest.approx([0.025 * i for i in range(48)]), "1.19 s, twice as fast"
@@ -120,7 +120,7 @@ def test_a_trace_has_its_own_times_and_lengths_and_prompts_that_begin_alike_wher
         asked(given_by(words))
 
 
-def test_lengths_are_typed_or_the_usual_or_drawn_and_no_request_is_sent_twice_while_there_are_enough(tmp_path):
+def test_typed_lengths_shape_requests(tmp_path):
     for words, expected in (("", (512, 256)), ("--input-len 7", (7, 256)), ("--output-len 7", (512, 7))):
         ((_, workload),) = asked(given_by(f"--max-concurrency 1 --num-prompts 2 {words}"))
         assert lengths(workload) == {expected}
@@ -141,7 +141,7 @@ def test_lengths_are_typed_or_the_usual_or_drawn_and_no_request_is_sent_twice_wh
     assert load.requests == DISTINCT + 5 and len(workload.requests) == DISTINCT == workload.spec.requests
 
 
-def test_a_duration_is_in_seconds_and_a_load_takes_at_least_its_window_or_its_arrivals():
+def test_durations_are_seconds():
     texts = {"30": 30, "30s": 30, " 1.5 s": 1.5, "0": 0, "0s": 0, "0.0": 0}
     assert {text: seconds(text, zero=True) for text in texts} == texts
     loads = ClosedLoop(4, window_s=5.0), ClosedLoop(4, requests=40), OpenLoop(rate=10.0, requests=50), OPEN
@@ -154,7 +154,7 @@ def test_a_duration_is_in_seconds_and_a_load_takes_at_least_its_window_or_its_ar
     "--timeout 0", "--request-rate nan", "--request-rate 4,x", "--request-rate 0", "--window -1", "--window 0",
     "--settle -1", "--attainment 90", "--speed 0",
 ])  # fmt: skip
-def test_a_value_that_is_none_is_named_with_its_option(words, capsys):
+def test_impossible_value_names_option(words, capsys):
     option, value = words.split()
     refused(said(capsys, "measure", *HERE, option, value), option, repr(value))
 
@@ -199,7 +199,7 @@ def test_a_value_that_is_none_is_named_with_its_option(words, capsys):
     ("--max-concurrency 4 --num-prompts 9 --json --csv", ["--json", "--csv"]),
     ("--max-concurrency 4 --model '\x1b[2Jm'", ["control characters"]),
 ])  # fmt: skip
-def test_wrong_usage_names_the_option_and_asks_no_server(words, facts, tmp_path, monkeypatch, capsys):
+def test_wrong_usage_asks_no_server(words, facts, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     refused(said(capsys, "measure", *HERE, *shlex.split(words)), *facts)
     assert not (tmp_path / ".slm/records.jsonl").exists() or "model" in words
@@ -208,11 +208,11 @@ def test_wrong_usage_names_the_option_and_asks_no_server(words, facts, tmp_path,
 @pytest.mark.parametrize(("body", "fact"), [
     ('{"a": {"api_key": "x1y2"}}', "'api_key'"), ('{"bearer": "x1y2"}', "'bearer'"), ('{"u": "sk-x1y2x1y2"}', "secret"),
 ])  # fmt: skip
-def test_a_secret_is_refused_and_not_repeated(body, fact, capsys):
+def test_secret_is_not_repeated(body, fact, capsys):
     assert "x1y2" not in refused(said(capsys, "measure", *HERE, "--max-concurrency=4", "--extra-body", body), fact)
 
 
-def test_a_url_that_answers_otherwise_is_told_as_it_was_asked(tmp_path, monkeypatch, capsys):
+def test_wrong_url_is_told(tmp_path, monkeypatch, capsys):
     answer = 404, "application/json", '{"detail":"Not Found"}'
     monkeypatch.setattr("pytest_slmserve.engines.endpoint.ask_once", lambda *_: answer)
     words = ("--max-concurrency=2", "--endpoint=http://host:8000/api/v1/", "--records", tmp_path / "r.jsonl")
@@ -259,7 +259,7 @@ RATES = "--request-rate 20,60 --settle 0.2 --window 0.8"
 KEPT = ".slm/records.jsonl"
 
 
-def test_repeats_of_each_load_come_in_rounds_and_have_an_interval(planted, capsys):
+def test_repeats_come_in_rounds(planted, capsys):
     planted.rates = [1000.0, 500.0, 900.0, 510.0, 1100.0, 490.0]
     seen = measured(capsys, f"{RATES} --repeats 3 --json")
     found = json.loads(seen.out)
@@ -274,7 +274,7 @@ def test_repeats_of_each_load_come_in_rounds_and_have_an_interval(planted, capsy
     refused(measured(capsys, f"{USERS} --repeats 0"), "--repeats")
 
 
-def test_what_is_typed_reaches_the_engine_and_the_only_model_is_measured_if_none_is_named(planted, capsys, monkeypatch):
+def test_typed_words_reach_engine(planted, capsys, monkeypatch):
     body = '{"top_k": 1, "n": null, "stop": ["a"]}'
     words = f"{USERS} --timeout 90s --processes 2 --allow-prefix-cache --extra-body '{body}'"
     monkeypatch.setattr(measure, "only_model", only := Mock(return_value="theirs"))
@@ -293,14 +293,14 @@ def test_what_is_typed_reaches_the_engine_and_the_only_model_is_measured_if_none
 @pytest.mark.parametrize(("failures", "words", "status"), [
     (0, "", 0), (1, "", 1), (1, "--allow-failed 0.05", 0), (20, "--allow-failed 0.05", 1),
 ])  # fmt: skip
-def test_failures_make_it_invalid_unless_their_share_is_allowed(failures, words, status, planted, capsys):
+def test_allowed_failures_stay_valid(failures, words, status, planted, capsys):
     planted.failures[0] = failures
     seen = measured(capsys, f"{USERS} {words} --json")
     assert (seen.status, json.loads(seen.out)["valid"]) == (status, not status)
     assert len(read(KEPT).measurements) == 1, "it is kept all the same"
 
 
-def test_several_loads_are_measured_and_exported_one_by_one_and_the_worst_is_the_status(planted, capsys, tmp_path):
+def test_loads_are_exported_separately(planted, capsys, tmp_path):
     words = f"{RATES.replace('60', '60,90')} --goodput e2e:9s --json --export vllm-bench=results/"
     seen = measured(capsys, words)
     kept, told = read(KEPT).measurements, json.loads(seen.out)["points"]
@@ -316,7 +316,7 @@ def test_several_loads_are_measured_and_exported_one_by_one_and_the_worst_is_the
 
 
 @pytest.mark.parametrize("error", [EngineFailed("the client is gone"), KeyboardInterrupt()])
-def test_what_was_measured_before_the_end_is_kept(error, planted, capsys):
+def test_broken_run_keeps_measurements(error, planted, capsys):
     planted.failures[1] = error
     if isinstance(error, KeyboardInterrupt):
         with pytest.raises(KeyboardInterrupt):
@@ -328,7 +328,7 @@ def test_what_was_measured_before_the_end_is_kept(error, planted, capsys):
 
 
 @pytest.mark.parametrize("failures", [0, 1])
-def test_the_page_has_the_load_its_records_and_the_status(failures, planted, capsys, monkeypatch):
+def test_page_shows_load(failures, planted, capsys, monkeypatch):
     monkeypatch.setattr(measure, "write_page", page := Mock())
     planted.failures[0] = failures
     assert measured(capsys, USERS, "--html", "out.html").status == failures
@@ -338,7 +338,7 @@ def test_the_page_has_the_load_its_records_and_the_status(failures, planted, cap
     assert (section.look, len(found.measurements)) == ("bad" if failures else "good", 1)
 
 
-def test_a_load_is_kept_in_each_format_and_what_cannot_be_written_is_told_before_one(planted, capsys, tmp_path):
+def test_unwritable_output_is_told_first(planted, capsys, tmp_path):
     (tmp_path / "there.json").write_text("{}")
     export = "--export vllm-bench=r.json"
     for words, fact in (("--html there.json", "there.json"), (export, export), ("--records .", "--records")):

@@ -44,7 +44,7 @@ def asked(capsys, path: Path, direction: str = "higher", *more: object) -> tuple
 
 @pytest.mark.parametrize("direction", ["higher", "lower"])
 @pytest.mark.parametrize("factor", [0.9, 1.0, 1.1])
-def test_what_is_certainly_worse_fails_and_all_else_passes(tmp_path, capsys, factor, direction):
+def test_clearly_worse_pairs_fail(tmp_path, capsys, factor, direction):
     status, found = asked(capsys, write(tmp_path, *lines(pairs_of(factor))), direction)
     worse = (factor < 1) if direction == "higher" else (factor > 1)
     assert (status, found["outcome"], found["better"]) == (*((1, "fail") if worse else (0, "pass")), direction)
@@ -53,7 +53,7 @@ def test_what_is_certainly_worse_fails_and_all_else_passes(tmp_path, capsys, fac
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 10_000), st.sampled_from(["higher", "lower"]), st.floats(0.9, 1.1), st.sampled_from([0.03, 0.2]))
-def test_the_verdict_is_that_of_the_gate(tmp_path, capsys, seed, direction, factor, margin):
+def test_verdict_matches_gate(tmp_path, capsys, seed, direction, factor, margin):
     made = pairs_of(factor, 0.02, 12, seed)
     (expected,) = gate([PairSeries("rate", direction, tuple(made), margin)], GateCriteria(margin))
     status, found = asked(capsys, write(tmp_path, *lines(made)), direction, "--margin", margin)
@@ -61,7 +61,7 @@ def test_the_verdict_is_that_of_the_gate(tmp_path, capsys, seed, direction, fact
     assert status == {State.PASSES: 0, State.FAILS: 1, State.INCONCLUSIVE: 10}[expected.outcome]
 
 
-def test_json_has_all_that_is_known_the_margin_is_the_users_and_other_columns_do_not_matter(tmp_path, capsys):
+def test_json_has_all_figures(tmp_path, capsys):
     path = write(tmp_path, *lines(pairs_of(0.95)))
     (status, found), wide = (asked(capsys, path, "higher", "--margin", margin) for margin in (0.03, 0.2))
     assert (status, found["margin"], wide[0], wide[1]["margin"]) == (1, 0.03, 0, 0.2)
@@ -76,7 +76,7 @@ def test_json_has_all_that_is_known_the_margin_is_the_users_and_other_columns_do
 
 
 @pytest.mark.parametrize(("factor", "status", "word", "look"), [(0.9, 1, "fail", "bad"), (1.0, 0, "pass", "good")])
-def test_the_text_and_the_page_have_the_verdict(factor, status, word, look, tmp_path, capsys, monkeypatch):
+def test_page_shows_verdict(factor, status, word, look, tmp_path, capsys, monkeypatch):
     written = []
     monkeypatch.setattr(pairs, "write_page", lambda path, _, status, sections: written.append((path, status, sections)))
     path = write(tmp_path, *lines(pairs_of(factor)))
@@ -90,7 +90,7 @@ def test_the_text_and_the_page_have_the_verdict(factor, status, word, look, tmp_
 
 @pytest.mark.parametrize("at", [0, 5, 11])
 @pytest.mark.parametrize("cells", ["100,", ",100", ",", " , ", "100,  "])
-def test_an_empty_cell_never_passes_and_hides_no_failure(tmp_path, capsys, at, cells):
+def test_empty_cell_never_passes(tmp_path, capsys, at, cells):
     rows = lines(pairs_of())
     rows[at] = cells
     status, found = asked(capsys, write(tmp_path, *rows))
@@ -104,21 +104,21 @@ def test_an_empty_cell_never_passes_and_hides_no_failure(tmp_path, capsys, at, c
     (HEADER, "100,-5", ["line 4", "candidate", "'-5'"]), (HEADER, "100", ["line 4", "1 ", "2"]),
     ("baseline,after", "100,100", ["'candidate'", "baseline"]), ("a,b", "100,100", ["'baseline'", "a"]),
 ])  # fmt: skip
-def test_what_is_no_measurement_or_column_is_named(tmp_path, capsys, header, cells, facts):
+def test_wrong_cell_is_named(tmp_path, capsys, header, cells, facts):
     rows = lines(pairs_of())
     rows[2] = cells
     refused(said(capsys, "pairs", write(tmp_path, *rows, header=header), "--direction", "higher"), *facts)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "baseline,candidate\n", "before,after\n", "[]", None])
-def test_a_file_without_pairs_is_refused_by_its_name(tmp_path, capsys, text):
+def test_file_without_pairs_is_refused(tmp_path, capsys, text):
     if text is not None:
         (tmp_path / "rate.csv").write_text(text, "utf-8")
     refused(said(capsys, "pairs", tmp_path / "rate.csv", "--direction", "higher"), "rate.csv")
 
 
 @pytest.mark.parametrize("margin", ["3", "0", "-0.1", "nan", "much"])
-def test_wrong_usage_names_the_option(tmp_path, capsys, margin):
+def test_wrong_usage_names_option(tmp_path, capsys, margin):
     path = write(tmp_path, *lines(pairs_of()))
     refused(said(capsys, "pairs", path), "--direction")
     refused(said(capsys, "pairs", path, "--direction=up"), "--direction", "'up'")

@@ -44,18 +44,18 @@ def planned(tmp_path, monkeypatch, capsys):
     (["--slm-python", "python", "--slm-cpu"], ["--slm-plan", "--slm-python=python", "--slm-cpu", *SHIPPED]),
     (["--pyargs", "my.tests"], ["--slm-gpu", "--slm-plan", "--pyargs", "my.tests"]),
 ])  # fmt: skip
-def test_a_mode_and_tests_are_added_where_none_are_named(given, handed_on, planned):
+def test_missing_mode_is_added(given, handed_on, planned):
     assert planned(*given) == handed_on
 
 
 @given(st.sampled_from(VALUED), st.text(st.characters(categories=("L", "N")), min_size=1), st.booleans())
-def test_a_value_stays_with_its_option_and_names_no_tests(flag, value, joined):
+def test_value_stays_with_its_option(flag, value, joined):
     words = [f"{flag}={value}"] if joined else [flag, value]
     assert with_tests(["-q", *words]) == ["-q", f"{flag}={value}", *SHIPPED]
 
 
 @pytest.mark.parametrize("words", [["plan"], ["plan", "-h"], ["report", "--help"], ["--help"]])
-def test_an_output_that_is_full_is_an_error_of_one_sentence(planned, monkeypatch, capsys, words):
+def test_full_output_is_error(planned, monkeypatch, capsys, words):
     full = OSError(28, "No space left on device")
     monkeypatch.setattr("builtins.print", Mock(side_effect=[full, None]))
     assert main(words) == 1
@@ -63,7 +63,7 @@ def test_an_output_that_is_full_is_an_error_of_one_sentence(planned, monkeypatch
 
 
 @pytest.mark.parametrize("words", [["--help"], ["--slm-gpu", "-h"]])
-def test_its_help_is_its_own(words, capsys, monkeypatch):
+def test_plan_prints_own_help(words, capsys, monkeypatch):
     monkeypatch.setattr(plan.subprocess, "run", None)
     seen = said(capsys, "plan", *words)
     assert seen.status == 0 and seen.out.startswith("usage: slmserve plan [WORD ...]\n") and "--slm-gpu" in seen.out

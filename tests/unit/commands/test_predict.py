@@ -29,7 +29,7 @@ def host(tmp_path, monkeypatch):
     return written
 
 
-def test_loads_have_intervals_and_a_limit_up_to_what_the_memory_holds_and_the_best_next_measurement(host, capsys):
+def test_predicted_loads_have_intervals(host, capsys):
     bare = found(capsys, "Qwen/Qwen3-0.6B", "--gpu", "NVIDIA L4", status=0)
     known = found(capsys, "qwen3-0.6b", "--gpu", "l4", "--host-cost", host(), status=0)
     assert [row["concurrency"] for row in bare["loads"]] == [1, 2, 4, 8, 16, 32, 64, 128, 182]
@@ -50,7 +50,7 @@ def test_loads_have_intervals_and_a_limit_up_to_what_the_memory_holds_and_the_be
 
 
 @in_checkout
-def test_records_narrow_it_and_those_of_that_gpu_check_it(capsys):
+def test_records_narrow_prediction(capsys):
     records = ("--from", BASELINES / "h200-vllm-0.26.0-today.jsonl.xz")
     bare, own, there = (found(capsys, "qwen3-4b", "--gpu", gpu, *more, status=0) for gpu, more in
                         (("H100", ()), ("H100", records), ("H200", records)))  # fmt: skip
@@ -61,7 +61,7 @@ def test_records_narrow_it_and_those_of_that_gpu_check_it(capsys):
     assert "shape alone" in other["notes"][0]
 
 
-def test_table_and_csv_tell_the_same(host, monkeypatch, capsys):
+def test_csv_agrees_with_table(host, monkeypatch, capsys):
     words = ("predict", "opt-125m", "--gpu", "H100", "--host-cost", host())
     for columns in (80, 160):
         monkeypatch.setenv("COLUMNS", str(columns))
@@ -73,7 +73,7 @@ def test_table_and_csv_tell_the_same(host, monkeypatch, capsys):
     assert [float(row["tokens_per_s.value"]) for row in rows] == [row["tokens_per_s"]["value"] for row in told]
 
 
-def test_aiconfigurator_is_asked_in_its_own_interpreter(tmp_path, capsys):
+def test_aiconfigurator_uses_own_interpreter(tmp_path, capsys):
     """A stand-in that finds the model's shape, knows one load, and fails at another."""
     package = tmp_path / "aiconfigurator" / "cli"
     package.mkdir(parents=True)
@@ -104,10 +104,10 @@ def test_aiconfigurator_is_asked_in_its_own_interpreter(tmp_path, capsys):
     (["opt-125m", "--gpu", "MI300X"], "V100S"), (["opt-125m"], "--gpu"), (["opt-126m", "--gpu", "H100"], "opt-125m"),
     (["opt-13b", "--gpu", "T4"], "smaller model"), (["opt-125m", "--gpu", "H100", "--host-cost", "no.json"], "doctor"),
 ])  # fmt: skip
-def test_wrong_usage_says_what_to_type(words, fact, capsys):
+def test_wrong_usage_suggests_fix(words, fact, capsys):
     refused(said(capsys, "predict", *words), fact)
 
 
-def test_a_cost_by_another_python_or_of_no_host_is_refused(host, capsys):
+def test_unfit_host_cost_is_refused(host, capsys):
     for other, fact in (({"python": "3.11"}, PYTHON), ({"fast_s": 0}, "doctor"), ({"middle_s": "x"}, "doctor")):
         refused(said(capsys, "predict", "opt-125m", "--gpu", "H100", "--host-cost", host(**other)), fact)

@@ -58,7 +58,7 @@ def run_of(path, m, **plan):
     return path
 
 
-def test_an_archive_gives_the_text_of_the_run_several_are_one_and_a_copy_adds_nothing(swept, capsys, tmp_path):
+def test_archive_repeats_run_text(swept, capsys, tmp_path):
     curve = curve_of("opt-1.3b", SWEEP(), planned=BATCHES, cut=[(c, why) for c, why in CUT])
     subjects = [(c.name, curve) for c in table.CLAIMS.values() if c.of != "arithmetic" and table.applies(c, curve)]
     arithmetic = [c for c in table.CLAIMS.values() if c.of == "arithmetic"]
@@ -86,14 +86,14 @@ def rewritten(path, swept, change):
     (BATCHES, BATCHES, 2, (), 0), (BATCHES, BATCHES, 2, ("--strict",), 1), (BATCHES, BATCHES, 1, (), 10),
     (BATCHES[:4], BATCHES[:4], 2, (), 1), (BATCHES[:5], BATCHES, 2, (), 10), ((), BATCHES, 2, (), 10),
 ], ids=["all as expected", "strict", "one repeat", "no plateau", "not all planned", "nothing"])  # fmt: skip
-def test_the_exit_status_is_the_worst_verdict(loads, planned, repeats, words, status, tmp_path, capsys):
+def test_worst_verdict_sets_exit_status(loads, planned, repeats, words, status, tmp_path, capsys):
     path = archive(tmp_path / "a.jsonl", SWEEP(loads, repeats), planned)
     outcomes = {each["outcome"] for each in found(capsys, path, *words, status=status)["verdicts"]}
     assert ("unexpected" in outcomes) is (status == 1)
     assert status != 0 or outcomes == {"as expected"}
 
 
-def test_strict_expects_every_claim_to_pass_and_judges_those_that_no_test_did(swept, tmp_path, capsys):
+def test_strict_expects_claims_to_pass(swept, tmp_path, capsys):
     def judges_one(lines):
         next(line["plan"] for line in lines if "plan" in line)["claims"] = ["throughput-plateau"]
 
@@ -108,7 +108,7 @@ def test_strict_expects_every_claim_to_pass_and_judges_those_that_no_test_did(sw
 
 
 @pytest.mark.parametrize(("rows_today", "status"), [((FAILING,), 1), ((), 0)])
-def test_the_table_of_today_rules_and_what_the_run_expected_is_told(rows_today, status, tmp_path, capsys, monkeypatch):
+def test_todays_claims_table_rules(rows_today, status, tmp_path, capsys, monkeypatch):
     rows_then = table.ROWS if rows_today else (*table.ROWS, FAILING)
     path = archive(tmp_path / "a.jsonl", SWEEP(), rows=rows_then)
     monkeypatch.setattr(table, "ROWS", (*table.ROWS, *rows_today))
@@ -119,7 +119,7 @@ def test_the_table_of_today_rules_and_what_the_run_expected_is_told(rows_today, 
 
 
 @in_checkout
-def test_a_gate_counts_by_its_outcome_and_is_no_point_and_the_screen_has_the_status_of_the_tables(capsys):
+def test_gate_sets_exit_status(capsys):
     same = BASELINES / "h200-vllm-0.26.0-gate-same.jsonl.xz"
     seen = found(capsys, same, same, status=0)
     assert [gate["outcome"] for gate in seen["gates"]] == ["pass"] and seen["points"] == [], "each gate once"
@@ -129,7 +129,7 @@ def test_a_gate_counts_by_its_outcome_and_is_no_point_and_the_screen_has_the_sta
     assert len(summary.out.splitlines()) < len(shown.out.splitlines())
 
 
-def test_json_has_all_that_the_text_tells_and_csv_a_line_for_each_point_and_notes_beside_it(records, capsys, tmp_path):
+def test_json_csv_agree_with_text(records, capsys, tmp_path):
     seen = found(capsys, records, status=said(capsys, "report", records).status)
     assert {"points", "loads", "sweeps", "verdicts", "gates", "history", "notes"} <= seen.keys()
     by_kind = [(each["kind"], each.get("concurrency")) for each in seen["points"]]
@@ -155,7 +155,7 @@ def test_json_has_all_that_the_text_tells_and_csv_a_line_for_each_point_and_note
 
 
 @pytest.mark.parametrize("kind", ["job", "load"])
-def test_what_is_claimed_of_nothing_passes_and_of_jobs_nothing_is_said_of_a_sweep(kind, tmp_path, capsys):
+def test_records_without_claims_pass(kind, tmp_path, capsys):
     made = measurement(8, 1000.0)
     load = OpenLoop(requests=sum(made.run.samples.finished)) if kind == "job" else OpenLoop(rate=10.0, window_s=0.5)
     path = run_of(tmp_path / "a.jsonl", replace(made, load=load), claims=[])
@@ -174,7 +174,7 @@ def two_runs(path, capsys):
     return [run["id"] for run in found(capsys, path, "--list", status=0)["runs"]]
 
 
-def test_runs_are_listed_and_chosen_by_their_names(tmp_path, capsys):
+def test_runs_are_chosen_by_name(tmp_path, capsys):
     path, other = tmp_path / "r.jsonl", tmp_path / "s.jsonl"
     first, second = two_runs(path, capsys)
     for words, rates in (((first,), [1000]), ((second,), [2000]), (("last",), [2000]), (("all",), [1000, 2000])):
@@ -194,7 +194,7 @@ def test_runs_are_listed_and_chosen_by_their_names(tmp_path, capsys):
         assert listed.status == 0 and (first in listed.out) is (second in listed.out) is (path in paths)
 
 
-def test_merged_archives_hold_each_record_once_what_is_torn_is_1_and_only_whole_ones_are_merged(tmp_path, capsys):
+def test_merge_holds_each_record_once(tmp_path, capsys):
     made = [measurement(8, 900.0 + j, launch=str(j)) for j in range(3)]
     paths = [stored(tmp_path / f"{i}.jsonl", *made[i : i + 2]) for i in range(2)]
     into, before = tmp_path / "out.jsonl.xz", [path.read_bytes() for path in paths]
@@ -216,7 +216,7 @@ def test_merged_archives_hold_each_record_once_what_is_torn_is_1_and_only_whole_
 
 
 @pytest.mark.parametrize("words", [(), ("--json",), ("--csv",)])
-def test_what_was_drawn_and_written_is_named_beside_the_result(words, swept, tmp_path, capsys, monkeypatch):
+def test_written_files_are_named(words, swept, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(report, "draw_pictures", draw := Mock(return_value=["drawn: a.svg"]))
     monkeypatch.setattr(report, "write_page", write := Mock())
     page, folder = tmp_path / "page.html", tmp_path / "pictures"
@@ -229,7 +229,7 @@ def test_what_was_drawn_and_written_is_named_beside_the_result(words, swept, tmp
     assert draw.call_args.args[1:] == (folder, "png")
 
 
-def test_the_command_of_the_records_is_kept_where_they_are_of_one(tmp_path, monkeypatch, capsys):
+def test_page_keeps_run_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "write_page", write := Mock())
     texts = ("pytest --slm-gpu  'a b'", "pytest 'no end", "pytest --slm-cpu")
     one, endless, other = (run_of(tmp_path / f"{i}.jsonl", ONE, command=text) for i, text in enumerate(texts))
@@ -238,7 +238,7 @@ def test_the_command_of_the_records_is_kept_where_they_are_of_one(tmp_path, monk
     assert [call.args[1].command for call in write.call_args_list] == ["pytest --slm-gpu 'a b'", "", ""]
 
 
-def test_a_damaged_line_is_refused_and_can_be_left_out(swept, tmp_path, capsys):
+def test_damaged_line_is_refused(swept, tmp_path, capsys):
     lines = swept.read_text("utf-8").splitlines(keepends=True)
     lines[4] = lines[4][:50] + "\n"
     path = tmp_path / "a.jsonl"
@@ -255,7 +255,7 @@ def test_a_damaged_line_is_refused_and_can_be_left_out(swept, tmp_path, capsys):
     ('{"kind":"session","format":99}\n', ["format 99"]), ("PK\x03\x04 not ours\n", ["a.jsonl"]),
     ('{"output_throughput": 1000.0}\n', ["--knob"]), (None, ["a.jsonl", "--slm-records"]),
 ])  # fmt: skip
-def test_what_is_no_archive_is_refused(text, facts, tmp_path, capsys):
+def test_foreign_file_is_refused(text, facts, tmp_path, capsys):
     if text is not None:
         (tmp_path / "a.jsonl").write_text(text, "utf-8")
     refused(said(capsys, "report", tmp_path / "a.jsonl"), *facts)
@@ -265,7 +265,7 @@ WRONG = {("claims", "rows"): 5, ("plan", "sweeps"): 5, ("plan",): 5, ("environme
 
 
 @pytest.mark.parametrize("place", WRONG)
-def test_a_value_of_the_wrong_kind_is_refused(place, swept, tmp_path, capsys):
+def test_wrong_value_kind_is_refused(place, swept, tmp_path, capsys):
     def spoil(lines):
         put_into(next(line for line in lines if place[0] in line), place, WRONG[place])
 
@@ -273,7 +273,7 @@ def test_a_value_of_the_wrong_kind_is_refused(place, swept, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("words", ["--nonsense a", "--figures", "--format pdf", "--show none", "--tolerance nan"])
-def test_wrong_usage_names_the_option(words, capsys):
+def test_wrong_usage_names_option(words, capsys):
     refused(said(capsys, "report"), "PATH", "--help")
     refused(said(capsys, "report", "a", *words.split()), *words.removesuffix(" a").split(), "--help")
 
@@ -286,7 +286,7 @@ def small(tmp_path_factory):
 @pytest.mark.parametrize("command", ["report", "advise"])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_whatever_value_stands_in_a_line_there_is_an_answer_or_one_sentence(command, small, tmp_path, capsys, data):
+def test_any_line_value_is_handled(command, small, tmp_path, capsys, data):
     path = tmp_path / "a.jsonl"
     path.write_text(spoilt(data, small), "utf-8")
     reseal(path)

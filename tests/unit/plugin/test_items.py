@@ -57,7 +57,7 @@ POINTS = ("slm_point", "points", {})
 # Wrong words are refused, with what to type
 
 
-def test_a_verdict_that_nothing_asserts_and_values_without_a_name_are_refused(opened):
+def test_unasserted_verdict_is_refused(opened):
     def drops_a_verdict(slm_claim):
         slm_claim()
 
@@ -147,7 +147,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("fixtures", "words", "fact", "hint"), WRONG)
-def test_a_word_of_a_marker_that_says_nothing_is_refused(opened, fixtures, words, fact, hint):
+def test_wrong_marker_word_is_refused(opened, fixtures, words, fact, hint):
     with refused(fact, hint=hint):
         ordered(opened(), (fixtures, "test_it", words))
 
@@ -191,14 +191,14 @@ PARAMETERS = [
 
 
 @pytest.mark.parametrize(("fixtures", "words", "given", "found"), PARAMETERS)
-def test_parameters_are_what_marker_and_options_say(opened, fixtures, words, given, found):
+def test_marker_sets_test_parameters(opened, fixtures, words, given, found):
     made = items_for(opened(**given), fixtures, **words)
     assert sorted(names(made)) == sorted(f"test_it[{each}]" for each in found)
     skips = found is AT_ONCE or (found == ["-"] and "slm_gate" not in fixtures)
     assert any(item.why_skipped for item in made) == skips
 
 
-def test_points_have_the_clock_of_the_engine_claims_models_and_what_does_not_fit_a_reason(opened):
+def test_points_use_engine_clock(opened):
     [first, _] = items_for(opened(), "slm_point")
     marker = first.markers["benchmark"].kwargs
     before = marker["timer"]()
@@ -275,12 +275,12 @@ ELSEWHERE = [
 
 
 @pytest.mark.parametrize(("item", "given", "named", "fact"), LEFT_OUT)
-def test_an_item_is_left_out_with_the_reason(opened, item, given, named, fact):
+def test_left_out_item_has_reason(opened, item, given, named, fact):
     why = items.left_out_reason(opened(**given), item, named)
     assert why is None if fact is None else fact in why
 
 
-def test_shipped_tests_have_their_names_of_a_wheel_and_no_other_suite_is_known(opened, tmp_path, monkeypatch):
+def test_shipped_tests_resolve_by_module(opened, tmp_path, monkeypatch):
     for suite in ("everything", "", "core all"):
         with refused("slm_suite(", hint="core or papers or all"):
             items.left_out_reason(opened(), item_of(suite=suite), True)
@@ -296,7 +296,7 @@ def test_shipped_tests_have_their_names_of_a_wheel_and_no_other_suite_is_known(o
 
 
 @pytest.mark.parametrize(("platform", "fixtures", "words", "given", "fact"), ELSEWHERE)
-def test_an_item_that_this_mode_cannot_carry_out_is_skipped(opened, platform, fixtures, words, given, fact):
+def test_unsupported_item_is_skipped(opened, platform, fixtures, words, given, fact):
     why = items.skip_reason(opened(on=platform, **given), item_of(fixtures, **words))
     assert why is None if fact is None else fact in why
 
@@ -304,7 +304,7 @@ def test_an_item_that_this_mode_cannot_carry_out_is_skipped(opened, platform, fi
 # The plan of an item, and the order
 
 
-def test_each_engine_s_items_are_together_and_what_reads_several_comes_last_also_where_cases_are_measured_alone(opened):
+def test_items_are_grouped_by_engine(opened):
     larger = {"claim": "energy-per-token-grows-with-model", "models": ["opt-1.3b"]}
     found = ordered(
         opened(models="opt-125m,opt-1.3b"), ("slm_claim slm_model", "larger", larger), ("slm_advice", "advice", {}),
@@ -321,7 +321,7 @@ def test_each_engine_s_items_are_together_and_what_reads_several_comes_last_also
     assert order == ["point", "point", "alone", "advice"]
 
 
-def test_a_plan_says_what_an_item_measures_and_reads_and_cases_and_sweeps_are_those_of_all_once(opened):
+def test_item_plan_names_its_measurements(opened):
     session = opened(**BOTH)
     first, spec, other = session.planner.sweep(MODEL).cases[0], *map(session.planner.spec, TWO)
 
@@ -365,7 +365,7 @@ def measured_sweep(session):
         session.executor.measure(case)
 
 
-def test_what_is_resumed_and_what_is_not_is_told_and_what_differs_is_that_of_the_case_most_alike(opened):
+def test_resume_tells_reused_measurements(opened):
     opened().begin()
     assert "nothing is resumed" in items.fits(opened(resume=True), [])
     measured_sweep(opened())
@@ -395,7 +395,7 @@ def test_what_is_resumed_and_what_is_not_is_told_and_what_differs_is_that_of_the
     ({"gpu_memory_utilization": "0.5"}, ["gpu_memory_utilization 0.9 there, 0.5 here"]),
     ({"engine_arg": [*FEW_STEPS["engine_arg"], "power_w=1"]}, ["('power_w', 1)"]),
 ])  # fmt: skip
-def test_an_archive_that_answers_nothing_is_told_with_what_differs(opened, tmp_path, given, facts):
+def test_unfit_archive_tells_difference(opened, tmp_path, given, facts):
     measured_sweep(opened())
     session = opened(resume=True, **given)
     asked = plans(session, POINTS)
@@ -414,7 +414,7 @@ def called(first, second=2, *, repeats=None, **load):
 
 
 @given(st.integers(), st.integers(1, 9), st.sampled_from(["burst", "staggered"]))
-def test_a_checked_call_gives_what_the_function_gives(first, repeats, ramp_up):
+def test_checked_call_returns_function_result(first, repeats, ramp_up):
     call = items.checked("slm_measure", called, first)
     assert call(3, repeats=repeats, ramp_up=ramp_up) == (first, 3, repeats, {"ramp_up": ramp_up})
 
@@ -427,7 +427,7 @@ def test_a_checked_call_gives_what_the_function_gives(first, repeats, ramp_up):
     ((), {"repeats": "2"}, "repeats='2'", "repeats=3"),
     ((), {"concurrency": 3}, "'concurrency'", ""),
 ])  # fmt: skip
-def test_a_call_with_wrong_words_is_refused_with_the_right_ones(values, words, fact, hint):
+def test_wrong_call_names_right_words(values, words, fact, hint):
     with refused(fact, hint=hint):
         items.checked("slm_measure", called, 1)(*values, **words)
 
@@ -437,7 +437,7 @@ def own(session, properties=None, **changes):
     return OwnEngine(session, spec, session.planner.workload(MODEL), {}, [] if properties is None else properties)
 
 
-def test_points_and_sweeps_of_a_test_have_their_figures_once_and_tell_them_to_junit_and_to_the_report(opened):
+def test_own_points_reach_junit(opened):
     session = opened()
     point = own(session).measure(concurrency=16)
     assert point.valid and len(point.repeats) == 2
@@ -467,7 +467,7 @@ def test_points_and_sweeps_of_a_test_have_their_figures_once_and_tell_them_to_ju
         engine.measure(4, requests=9)
 
 
-def test_jobs_of_a_test_are_served_once_with_their_adapters_and_engines_that_share_are_measured_together(opened):
+def test_own_jobs_are_served_once(opened):
     session = opened()
     spec = session.planner.spec(MODEL)
     slow, fast = (items.own_job(session, spec, {}, 20, rate, lengths=(16, 8)) for rate in (2, math.inf))
@@ -497,7 +497,7 @@ def test_jobs_of_a_test_are_served_once_with_their_adapters_and_engines_that_sha
         two.measure(7)
 
 
-def test_a_planned_case_is_carried_out_and_shown_and_one_not_needed_or_without_room_is_skipped(opened, monkeypatch):
+def test_planned_case_is_carried_out(opened, monkeypatch):
     session, shown = opened(), []
     case = session.planner.sweep(MODEL).cases[0]
     verdict = PlannedCase(session, case, shown.extend).measure()
@@ -536,7 +536,7 @@ def watched(readings=5, **how):
     return found
 
 
-def test_figures_and_the_verdict_are_of_the_block_and_one_within_another_asks_nobody_twice():
+def test_watched_block_has_figures():
     found = watched()
     assert found.figures.sm_active == 0.5 == found.figures.sm_active_max
     assert found.seen.window_s == (0.0, pytest.approx(0.5)) and found.seen.began_s == 100.0
@@ -555,7 +555,7 @@ def test_figures_and_the_verdict_are_of_the_block_and_one_within_another_asks_no
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_before_its_end_there_is_nothing_and_an_exception_stops_the_thread_and_is_passed_on(error):
+def test_unfinished_block_has_no_figures(error):
     with pytest.raises(error), items.watching(Sampler([planted()], 0.1), HERE) as found:
         assert "slm-telemetry" in {thread.name for thread in threading.enumerate()}
         raise error

@@ -62,7 +62,7 @@ def case_of(planner, name):
 
 
 @pytest.mark.parametrize("name", ["8", "8-x1", "8-x2-mps", "8-tp2", "64-replicas2", "8-8-at-once"])
-def test_a_case_is_priced_by_what_is_missing_of_it_and_once(opened, name):
+def test_case_price_counts_missing_repeats(opened, name):
     words = {"window": "20", "sharing": "mps", "concurrency": "8,64"}
     session = opened(**words)
     plan = ItemPlan("test", case=case_of(session.planner, name))
@@ -78,7 +78,7 @@ def test_a_case_is_priced_by_what_is_missing_of_it_and_once(opened, name):
 
 
 @pytest.mark.parametrize(("given", "repeats"), [({"budget": "0"}, 2), ({"repeats": "3", "budget": "1"}, 3)])
-def test_an_engine_starts_unless_only_read_and_points_are_made_as_options_say(opened, as_on_a_device, given, repeats):
+def test_read_only_item_starts_nothing(opened, as_on_a_device, given, repeats):
     session = opened()
     spec = session.planner.spec(MODEL)
     rows = plan_rows(session, [ItemPlan("own", engine=spec, starts=True), ItemPlan("reads", engine=spec)])
@@ -87,8 +87,9 @@ def test_an_engine_starts_unless_only_read_and_points_are_made_as_options_say(op
     assert [row.seconds for row in plan_rows(session, with_claim(session))] == [repeats * REPEAT_S] * 2 + [0.0]
 
 
-def test_a_gate_is_priced_as_a_clear_case_and_the_length_of_a_run_has_starts_and_models(opened, as_on_a_device):
-    """Four pairs of launches, and one launch that does not count, as the sides are equal; or two of both at once."""
+def test_gate_price_counts_its_launches(opened, as_on_a_device):
+    """A clear case has four pairs of launches, and one launch that does not count, as the sides are equal; or two of
+    both at once."""
     plan = ItemPlan("gate", gate=MODEL, compares=True, starts=True)
     at_once = opened(gate=True)
     windows_s = 2 * 4 * (THROWN_AWAY + LIKELY_PAIRS) * (REPEAT_S + GAP_S)  # of two loads, by four engines
@@ -126,7 +127,7 @@ def test_a_gate_is_priced_as_a_clear_case_and_the_length_of_a_run_has_starts_and
 # The time that is left
 
 
-def test_what_is_left_counts_a_start_until_it_runs_later_rounds_and_what_a_test_asks_for(opened, as_on_a_device):
+def test_time_left_counts_remaining_repeats(opened, as_on_a_device):
     session = opened(repeats="2", budget="0")
     items = points(session)
     repeats = 2 * len(items)
@@ -157,7 +158,7 @@ def with_claim(session):
     return [*points(session), ItemPlan("claim", claim=session.verdicts.question("throughput-plateau", MODEL))]
 
 
-def test_points_of_a_claim_are_planned_once_and_again_as_long_as_their_budget_lasts(opened, as_on_a_device):
+def test_time_left_includes_claim_budget(opened, as_on_a_device):
     session = opened(budget="60")
     session.platform = "cpu"  # the seconds of a formula are none of a clock, and are not planned
     items = with_claim(session)
@@ -180,7 +181,7 @@ def test_points_of_a_claim_are_planned_once_and_again_as_long_as_their_budget_la
     assert time_left(session, items).rest_s == pytest.approx(60 - session.executor.spent_s[first.engine]), "of these"
 
 
-def test_what_was_seen_of_the_host_corrects_what_is_left_and_no_step_is_longer(opened, as_on_a_device, monkeypatch):
+def test_time_left_follows_host_speed(opened, as_on_a_device, monkeypatch):
     monkeypatch.setitem(cases.DEFAULTS, "simulated", replace(cases.DEFAULTS["simulated"], first_s=10.0))
     session = opened(models="opt-125m,opt-350m", budget="0")
     items = points(session)
@@ -253,7 +254,7 @@ def shown(run):
 
 
 @pytest.mark.parametrize(("plans", "first"), [(None, "0:01+ left"), (points, "2 cases")])
-def test_an_engine_that_starts_is_shown_with_its_stage_and_then_cleared(started, tmp_path, plans, first):
+def test_starting_engine_shows_stage(started, tmp_path, plans, first):
     run = started("terminal", plans)
     spec, log = run.slm.planner.spec(MODEL), tmp_path / "engine.log"
     for _ in range(2):  # a server is looked at ten times a second
@@ -265,7 +266,7 @@ def test_an_engine_that_starts_is_shown_with_its_stage_and_then_cleared(started,
 
 
 @pytest.mark.parametrize(("seconds", "verbose", "line"), [(21.3, 0, True), (0.9, 0, False), (21.3, -1, False)])
-def test_a_log_has_each_long_start_and_what_a_sweep_says_unless_all_is_to_be_quiet(started, seconds, verbose, line):
+def test_log_names_long_starts(started, seconds, verbose, line):
     run = started("log", verbose=verbose)
     run.slm.devices.pool.on_started(run.slm.planner.spec(MODEL), seconds)
     assert run.log.text == ("\nslmserve: opt-125m started in 21 s" if line else "")
@@ -276,7 +277,7 @@ def test_a_log_has_each_long_start_and_what_a_sweep_says_unless_all_is_to_be_qui
 
 
 @pytest.mark.parametrize("where", ["log", "terminal"])
-def test_a_slow_start_corrects_the_promise_at_once_and_once(started, where):
+def test_slow_start_corrects_promise(started, where):
     run = started(where, points, promised_s=30.0)
     run.clock.now += 100
     for _ in range(2):
@@ -289,7 +290,7 @@ def test_a_slow_start_corrects_the_promise_at_once_and_once(started, where):
         assert "in all" not in same.log.text, "2 min are 2 min, and a gate has no promise"
 
 
-def test_a_log_has_each_long_case_and_a_terminal_each_repeat_with_place_and_time_left(started, as_on_a_device):
+def test_log_names_long_cases(started, as_on_a_device):
     run = started("log", points)
     for case in run.slm.planner.sweep(MODEL).cases:
         for number in (1, 2):
@@ -323,7 +324,7 @@ def test_a_log_has_each_long_case_and_a_terminal_each_repeat_with_place_and_time
     assert [line.split(" | ")[:2] for line in shown(run)] == [["8:02 left", "pair 1"], ["7:52 left", "pair 2"]]
 
 
-def test_what_tests_ask_for_counts_when_it_is_asked_is_looked_up_once_and_may_be_elsewhere(started, monkeypatch):
+def test_unplanned_cases_join_progress_count(started, monkeypatch):
     run = started("terminal")
     case = asked(run.slm, 8)
     run.slm.executor.ask([case])

@@ -48,7 +48,7 @@ def row(name, alive=True, **resources):
     return {"NodeID": name * 8, "NodeName": name, "Alive": alive, "Resources": resources}
 
 
-def test_nodes_that_live_are_read_widest_first_and_engines_are_measured_where_there_is_what_they_need():
+def test_widest_nodes_come_first():
     rows = [row("a", CPU=4.0, quiet=1.0), row("b", CPU=16.0, GPU=2.0, quiet=0.0), row("c", False, quiet=1.0)]
     rows.append({**row("d", GPU=1.0), "NodeName": "", "NodeManagerAddress": "10.0.0.1"})
     a, b = Node("a" * 8, "a (aaaaaaaa)", 0, 4), Node("b" * 8, "b (bbbbbbbb)", 2, 16)
@@ -75,7 +75,7 @@ def test_nodes_that_live_are_read_widest_first_and_engines_are_measured_where_th
 @pytest.mark.parametrize(("fact", "other"), [
     ("gpu_name", "H100"), ("driver", "570"), ("vllm", "0.25.0"), ("cpu", "another"), ("cores", 8),
 ])  # fmt: skip
-def test_nodes_of_one_kind_are_one_host_and_what_differs_is_told_of_others(fact, other):
+def test_differing_nodes_are_refused(fact, other):
     other = replace(H200, host="another", git_commit="y", python="3.12")
     found = {NARROW: Host(H200, "GPU-0", (), GPUS[:1]), WIDE: Host(other, "GPU-0", ("look twice",), GPUS)}
     host = one_host(found, MINE)
@@ -86,7 +86,7 @@ def test_nodes_of_one_kind_are_one_host_and_what_differs_is_told_of_others(fact,
         one_host({NARROW: Host(replace(H200, pytest_slmserve="0.0.9"), "x")}, MINE)
 
 
-def test_gpus_of_different_kinds_do_not_serve_side_by_side_nor_is_a_task_s_environment_inherited(tmp_path, monkeypatch):
+def test_mixed_gpus_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "environ", {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""})
     for own in ({}, {"CUDA_VISIBLE_DEVICES": "3"}):  # the GPU that the task was given
         os.environ |= own
@@ -127,7 +127,7 @@ def host_that(answer):
     (FAILS["GetTimeoutError"](), "", "slm_ray_resource"),
     (BROKEN, BROKEN.problem, BROKEN.hint),
 ])  # fmt: skip
-def test_a_node_that_cannot_answer_is_named_with_the_reason(answer, says, hint):
+def test_silent_node_is_named(answer, says, hint):
     with refused("10.0.0.2", hint=hint) as told:
         host_that(answer)
     assert told.value.problem.endswith(says)
@@ -157,7 +157,7 @@ def on_node(opened):
     return made
 
 
-def test_each_call_is_one_repeat_and_an_engine_that_dies_or_cannot_begin_ends_its_cases(on_node, opened, monkeypatch):
+def test_dead_engine_ends_its_cases(on_node, opened, monkeypatch):
     engine, keys, measure = on_node(4, 8)
     found = [m for key in (*keys, *keys) for m in unpacked(measure(key).packed)]
     assert [m.key for m in found] == keys * 2
@@ -182,7 +182,7 @@ def test_each_call_is_one_repeat_and_an_engine_that_dies_or_cannot_begin_ends_it
 
 @given(measurements())
 @settings(max_examples=20)
-def test_what_is_unpacked_is_what_the_archive_would_hold(measurement):
+def test_unpacked_measurement_matches_archive(measurement):
     once = unpacked(cluster.packed_measurements([measurement]))
     assert unpacked(cluster.packed_measurements(once)) == once and once[0].key == measurement.key
 
@@ -330,7 +330,7 @@ ALL = dict.fromkeys(CELLS, 2)
     ({(MODEL, 4): ["", LOST]}, 3, "its task was lost on node-0 (00000000); 2 cells of opt-125m"),
     ({(MODEL, 2): [DIES], (MODEL, 8): [DIES]}, 4, "node-3 (33333333) died; 1 cell of opt-125m"),
 ])  # fmt: skip
-def test_a_lost_engine_begins_again_and_nothing_is_measured_twice_or_less_often(run, ends, begun, said):
+def test_lost_engine_begins_again(run, ends, begun, said):
     on_cluster = run(ends=ends)
     assert on_cluster.failures() == {} and on_cluster.made() == ALL
     assert len(on_cluster.ray.begun) == begun
@@ -338,7 +338,7 @@ def test_a_lost_engine_begins_again_and_nothing_is_measured_twice_or_less_often(
     assert len([note for note in notes if note.startswith(said)]) == 1, notes
 
 
-def test_an_unclean_repeat_gets_one_extra_attempt_and_an_engine_that_ends_its_third_process_no_fourth(run):
+def test_unclean_repeat_gets_extra_attempt(run):
     on_cluster = run(engine_arg=["preempt_from=8"])
     assert on_cluster.failures() == {}
     assert on_cluster.made() == {(model, n): 3 if n == 8 else 2 for model, n in CELLS}
@@ -352,7 +352,7 @@ def test_an_unclean_repeat_gets_one_extra_attempt_and_an_engine_that_ends_its_th
     assert again.failures() == {} and again.made() == ALL and again.ray.begun == ["node-0"]
 
 
-def test_if_no_other_node_or_archive_is_left_each_cell_that_is_missing_says_so(run, monkeypatch, tmp_path):
+def test_missing_cells_name_cause(run, monkeypatch, tmp_path):
     on_cluster = run(nodes=1, ends={(OTHER, 2): [DIES]})
     failures = on_cluster.failures()
     assert {(OTHER, n) for n in LOADS[1:]} <= failures.keys() <= {*CELLS} - {(OTHER, 1)}
@@ -387,7 +387,7 @@ def started(monkeypatch, ray):
         return found
 
 
-def test_ray_that_was_imported_before_is_not_our_own_and_one_that_does_not_start_leaves_nothing(monkeypatch, tmp_path):
+def test_failed_ray_start_leaves_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(cluster, "_import_own_ray", cluster._import_own_ray.__wrapped__)  # which remembers nothing
     monkeypatch.setitem(sys.modules, "ray", Mock())
     with refused("imported before", hint="conftest"), cluster.start_here(2):
@@ -400,7 +400,7 @@ def test_ray_that_was_imported_before_is_not_our_own_and_one_that_does_not_start
     assert not [*tmp_path.iterdir()] and os.environ["RAY_AUTH_MODE"] == "theirs"
 
 
-def test_ray_works_in_a_folder_of_ours_says_where_it_is_reached_and_a_signal_awaits_its_start(monkeypatch, tmp_path):
+def test_ray_works_in_private_folder(monkeypatch, tmp_path):
     for address, reachable in (("127.0.0.1", ""), ("192.0.2.2", "192.0.2.2")):
         nodes = Mock(return_value=[{"NodeManagerAddress": address}])
         assert cluster.reachable_at(Mock(nodes=nodes)) == reachable

@@ -43,7 +43,7 @@ CASE = Case(STEADY, (REQUESTS,), (ClosedLoop(4, window_s=1),), HERE)
 # One repeat
 
 
-def test_a_record_holds_what_was_asked_for_and_what_came_of_it_and_replicas_are_one_each_of_a_set():
+def test_record_holds_full_measurement():
     """An engine with a clock of its own keeps its own telemetry."""
     engine, before, heard = SimulatedEngine(SPEC), datetime.now(UTC), []
     found = measure(engine, WORKLOAD, LOAD, HERE, heard.append, Sensors())
@@ -81,7 +81,7 @@ class Sensors:
             self.told.append("ends")
 
 
-def test_the_readings_of_a_run_are_those_since_it_began_and_a_dead_engine_ends_them():
+def test_readings_begin_with_run():
     sensors, engine, timed = Sensors(), SimulatedEngine(SPEC), replace(planted_run(2, 100.0), began_s=7.0)
     engine.run = lambda *of: sensors.told.append("runs") or timed
     assert measure(engine, WORKLOAD, LOAD, HERE, sampler=sensors).run.telemetry == (7.0, timed.window_s)
@@ -95,8 +95,8 @@ def test_the_readings_of_a_run_are_those_since_it_began_and_a_dead_engine_ends_t
 
 
 @given(st.lists(st.booleans(), max_size=8), st.integers(1, 5))
-def test_what_is_missing_are_the_repeats_that_are_made_if_each_is_clean(known, wanted):
-    """One more than wanted in all, at most."""
+def test_missing_repeats_are_counted(known, wanted):
+    """At most one repeat more than wanted is made in all."""
     made = 0
     while sum(known) + made < wanted and len(known) + made < wanted + 1:
         made += 1
@@ -137,14 +137,14 @@ def executor_on(engine, repeats=2, **given):
 @pytest.mark.parametrize(("failures", "wanted", "clean"), [
     ([], None, [1, 1]), ([1], None, [0, 1, 1]), ([1, 1], None, [0, 0, 1]), ([0, 1], 3, [1, 0, 1, 1]), ([], 1, [1]),
 ])  # fmt: skip
-def test_an_unclean_repeat_is_kept_and_made_once_more(failures, wanted, clean):
+def test_unclean_repeat_is_made_again(failures, wanted, clean):
     executor = executor_on(Failing(failures), archive=Store(), export=Store())
     found = executor.measure(CASE, wanted)
     assert [m.run.failures == 0 for (m,) in found] == list(map(bool, clean))
     assert executor.archive == executor.export == [m for (m,) in found] == list(executor.results.measurements())
 
 
-def test_what_is_known_cannot_be_stored_or_is_measured_by_another_process_is_not_measured_and_each_repeat_has_a_title():
+def test_known_case_is_not_remeasured():
     told, executor = [], executor_on(Failing([]))
     executor.on_progress = lambda case, title, progress: told.append((case.key, title))
     first = list(executor.measure(CASE))
@@ -161,7 +161,7 @@ def test_what_is_known_cannot_be_stored_or_is_measured_by_another_process_is_not
     assert (waited, engine.loads, executor.awaited()) == ([CASE], [], {CASE: 3})
 
 
-def test_the_largest_number_asked_for_is_awaited_and_measurements_are_those_of_this_run_unless_keys_are_named():
+def test_largest_asked_number_is_awaited():
     executor, other = executor_on(Failing([])), replace(CASE, loads=(ClosedLoop(2, window_s=1),))
     executor.ask([CASE], 3)
     executor.ask([CASE, other])
@@ -197,7 +197,7 @@ class Roomy(Failing):
 
 
 @pytest.mark.parametrize(("requests", "first"), [(3, 3), (100, 64)])
-def test_a_load_without_room_is_refused_and_the_first_job_of_a_launch_follows_others(requests, first):
+def test_load_without_room_is_refused(requests, first):
     """One block is the engine's own. Where the plan knew the room, it is not looked at again."""
     for roomy in (Roomy(25), Roomy(None), Roomy(2, STEADY)):
         assert executor_on(roomy).measure(replace(CASE, engines=roomy.spec))
@@ -254,7 +254,7 @@ def devices(monkeypatch):
     made.devices.close()
 
 
-def test_sensors_of_several_gpus_are_opened_once_for_each_set_and_each_gpu_is_locked_once_until_the_end(devices):
+def test_each_gpu_is_locked_once(devices):
     held, (one, both) = devices.open(), (EngineSpec("opt-125m", tensor_parallel_size=n) for n in (1, 2))
 
     def sampler_of(spec):
@@ -297,7 +297,7 @@ def test_sensors_of_several_gpus_are_opened_once_for_each_set_and_each_gpu_is_lo
     ({"gpu": True, "ray": "auto"}, False, [], []),
     ({"gpu": True, "ray": "local"}, False, ["GPU-0"], []),
 ])  # fmt: skip
-def test_the_first_device_is_locked_and_read_where_it_serves(devices, given, for_us, locks, read):
+def test_first_device_is_locked(devices, given, for_us, locks, read):
     held = devices.open(**given)
     held.locked_for_us = for_us
     held.hold()
@@ -305,7 +305,7 @@ def test_the_first_device_is_locked_and_read_where_it_serves(devices, given, for
     assert (held.sampler is not None, held.planner.notes) == (bool(read), ["a note"] * len(read))
 
 
-def test_of_endpoints_each_url_is_locked_and_asked_for_each_model(devices, monkeypatch):
+def test_each_endpoint_url_is_locked(devices, monkeypatch):
     monkeypatch.setattr(module, "EndpointEngine", engine := Mock())
     urls = [f"http://host{i}:80/v1/completions" for i in range(2)]
     given = {"endpoint": ",".join(urls), "models": "a,b", "timeout": "7"}
@@ -324,7 +324,7 @@ def test_of_endpoints_each_url_is_locked_and_asked_for_each_model(devices, monke
     ({"simulate": True, "telemetry": "off"}, None, 0),
     ({"gpu": True, "telemetry": "off"}, None, 1),  # for one GPU, and so for all
 ])  # fmt: skip
-def test_a_block_of_a_test_is_watched_by_the_sensors_of_the_engines(devices, given, interval_s, read):
+def test_watched_block_uses_engine_sensors(devices, given, interval_s, read):
     held = devices.open(host_of(1), **given)
     sampler = held.own_sampler()
     assert (sampler and sampler.interval_s) == interval_s
@@ -355,7 +355,7 @@ def cores(monkeypatch):
 
 
 @given(st.lists(st.frozensets(st.integers(0, 63), min_size=1, max_size=16), min_size=1, max_size=4), st.integers(1, 8))
-def test_no_core_is_given_twice_whatever_the_host_and_each_slot_has_as_many(nodes, workers):
+def test_slots_share_no_core(nodes, workers):
     """GPUs in turn on NUMA nodes; on those of the same size that share no core, each has some near it."""
     alike = [frozenset(range(i * 8, i * 8 + 8)) for i in range(len(nodes))]
     for of in (nodes, alike):
@@ -375,7 +375,7 @@ FAR = replace(host_of(2), gpus=tuple(replace(g, near_cores=n) for g, n in zip(ho
     (FAR, 4, {"GPU-0": (0,), "GPU-1": (1,)}, (1,), (1, 1)),  # cores near a GPU that are not ours are not given
     (host_of(4), None, {"GPU-0": (), "GPU-1": ()}, (0,), (None, 1)),
 ])  # fmt: skip
-def test_a_slot_sees_its_gpu_and_its_cores(cores, there, ours, slots, at, seen):
+def test_slot_sees_own_gpu(cores, there, ours, slots, at, seen):
     cores(ours)
     found = GpuSlots.from_host(there, len(slots))
     assert found == GpuSlots(tuple(slots), (), tuple(slots.values()))
@@ -389,7 +389,7 @@ def test_a_slot_sees_its_gpu_and_its_cores(cores, there, ours, slots, at, seen):
     (2, {0, 1, 2, 3}, (0, 1)), (2, {1, 2, 3}, (2, 3)), (2, {1, 2}, None),
     (4, {0, 1, 2, 3, 4}, (0, 1, 2, 3)),
 ])  # fmt: skip
-def test_several_gpus_are_neighbours_in_the_order_of_the_host(number, free, block):
+def test_gpu_blocks_are_neighbours(number, free, block):
     assert GpuSlots(tuple("abcde")).block(number, free) == block
 
 
@@ -397,7 +397,7 @@ def test_several_gpus_are_neighbours_in_the_order_of_the_host(number, free, bloc
     ("cuda", "2,5", ["5", "2,5"]), ("cuda", "GPU-a,GPU-b", ["GPU-b", "GPU-a,GPU-b"]), ("cuda", None, ["1", "0,1"]),
     ("simulated", None, [None, None]),
 ])  # fmt: skip
-def test_the_gpus_are_called_as_they_were_and_simulated_ones_are_shown_to_nobody(cores, platform, given, seen):
+def test_pinned_gpus_keep_names(cores, platform, given, seen):
     pinned = cores(4)
     os.environ |= {"CUDA_VISIBLE_DEVICES": given} if given else {}
     slots, found = GpuSlots.from_host(host_of(2, platform), 2), []
@@ -408,8 +408,8 @@ def test_the_gpus_are_called_as_they_were_and_simulated_ones_are_shown_to_nobody
     assert os.environ.get("CUDA_DEVICE_ORDER") == ("PCI_BUS_ID" if platform == "cuda" else None)
 
 
-def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(cores):
-    """One that shares a GPU has those of one."""
+def test_engine_gets_cores_of_gpus(cores):
+    """An engine that shares a GPU has the cores of one."""
     cores(8)
     slots, options = GpuSlots.from_host(host_of(4), 4), read_options({"simulate": True}, {}, {})
     planner = Planner(options, "simulated", slots.host(host_of(4), range(4)))
@@ -427,7 +427,7 @@ def test_an_engine_on_several_gpus_has_the_cores_of_all_of_them(cores):
     (host_of(8), 4, 4, 4, "", 4), (host_of(2), 2, 2, 1, "", 2), (host_of(2), 2, 2, 2, "", 2),
     (CPU, 2, 4, 2, "", 2), (CPU, 2, 2, 1, "", 2),
 ])  # fmt: skip
-def test_as_many_slots_as_there_can_be(cores, there, number, ours, widest, facts, most):
+def test_impossible_slots_are_refused(cores, there, number, ours, widest, facts, most):
     cores(ours)
     if facts:
         with refused(f"local:{number}", facts, hint=f"local:{most}"):
@@ -440,7 +440,7 @@ def test_as_many_slots_as_there_can_be(cores, there, number, ours, widest, facts
     ("local", "simulated", 3, 3), ("local", "simulated", None, 1), ("local:7", "simulated", 3, 7),
     ("local", "cuda", 3, 8), ("local", "cpu", 3, 2),
 ])  # fmt: skip
-def test_all_slots_of_a_host_unless_fewer_are_named(word, platform, ours, number, cores, monkeypatch):
+def test_host_gives_all_slots(word, platform, ours, number, cores, monkeypatch):
     cores(ours)
     monkeypatch.setattr(module, "numa_nodes", lambda: 2)
     assert slot_count(read_options({"simulate": True, "ray": word}, {}, {}), host_of(8, platform)) == number

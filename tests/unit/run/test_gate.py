@@ -105,7 +105,7 @@ GIVEN = [
      {"env": (("A", "2"), ("PYTHONPATH", "/checkout")),
       "max_num_seqs": 64, "max_num_batched_tokens": 2048, "enforce_eager": True}),  # in place of those of both
 ])  # fmt: skip
-def test_each_side_has_its_interpreter_its_variables_and_its_arguments(given, baseline, candidate):
+def test_side_gets_own_arguments(given, baseline, candidate):
     options = read_options({"gate": True, "simulate": True, **given}, {}, {})
     assert sides(SPEC, options) == dict(zip(SIDES, (replace(COMMON, **baseline), replace(COMMON, **candidate))))
 
@@ -118,7 +118,7 @@ def test_each_side_has_its_interpreter_its_variables_and_its_arguments(given, ba
     (True, "opt-tiny", None, {64: 2.0}),  # which is not in it
     (True, MODEL, "2,16", {16: 2.0}),
 ])  # fmt: skip
-def test_a_small_load_for_longer_and_a_large_one_alone_in_a_short_gate(opened, short, model, concurrency, wanted):
+def test_small_loads_get_longer_windows(opened, short, model, concurrency, wanted):
     session, given = opened(), {"models": model, "concurrency": concurrency, "window": "2"}
     session = real_session(session, gate=None, **given) if short else opened(**given)
     assert {load.concurrency: load.window_s for load in loads_of(session, model)} == wanted
@@ -135,7 +135,7 @@ WAIVER = {"endpoint": "throughput", "model": MODEL, "device": "*", "until": "203
       for argument in ("max_num_seqs=many", "max_num_seqs=true", "enforce_eager=1", "dtype=16")),
     ({"waivers": "waivers.json"}, ["'beauty'"], "throughput"),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused_before_anything_starts(opened, tmp_path, monkeypatch, given, facts, hint):
+def test_impossible_gate_is_refused(opened, tmp_path, monkeypatch, given, facts, hint):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "waivers.json").write_text(json.dumps([{**WAIVER, "endpoint": "beauty"}]), "utf-8")
     session = opened(**given)
@@ -144,7 +144,7 @@ def test_what_cannot_be_is_refused_before_anything_starts(opened, tmp_path, monk
     assert session.devices.pool.starts == []
 
 
-def test_an_interpreter_of_a_side_is_probed_before_anything_starts_but_not_for_a_plan(opened, monkeypatch):
+def test_side_interpreter_is_probed(opened, monkeypatch):
     asked = []
 
     def probe(platform, python, env):
@@ -164,7 +164,7 @@ def test_an_interpreter_of_a_side_is_probed_before_anything_starts_but_not_for_a
     assert [session.planner.environment(both_sides(session)[side]).vllm for side in SIDES] == ["0.25", None]
 
 
-def test_every_launch_is_fresh_and_in_turns_that_favour_no_side_and_a_waiver_is_of_one_endpoint_there(opened, tmp_path):
+def test_gate_launches_take_turns(opened, tmp_path):
     assert [order(n)[0][0] for n in range(1, 9)] == list("bccbbccb")
     for first in range(8):
         when = {side: sum(2 * n + order(n).index(side) for n in range(first, first + 4)) for side in SIDES}
@@ -201,7 +201,7 @@ def test_every_launch_is_fresh_and_in_turns_that_favour_no_side_and_a_waiver_is_
 @pytest.mark.parametrize(
     ("arguments", "state"), [([], State.PASSES), (["candidate:arg=other_token_at=0"], State.FAILS)]
 )
-def test_real_weights_are_asked_what_they_say_and_scored_on_the_tokens_of_the_baseline(opened, arguments, state):
+def test_real_weights_compare_outputs(opened, arguments, state):
     session = opened(load_format="auto", side=arguments)
     assert Gates(session).of(MODEL).verdict("outputs").state is state
     asked = {(m.paired.pair, m.paired.side): m.paired for m in stored(session)}
@@ -212,7 +212,7 @@ def test_real_weights_are_asked_what_they_say_and_scored_on_the_tokens_of_the_ba
 
 
 @pytest.mark.parametrize(("given", "warm_ups"), [({}, ["baseline"]), (OTHER, ["baseline", "candidate"])])
-def test_a_real_engine_is_launched_once_before_it_counts_and_is_cold_until_then(opened, given, warm_ups):
+def test_real_engine_warms_up(opened, given, warm_ups):
     session = real_session(opened(), **given)
     gated = Gates(session).of(MODEL)
     warmed = [both_sides(session)[side] for side in warm_ups]
@@ -235,7 +235,7 @@ def test_a_real_engine_is_launched_once_before_it_counts_and_is_cold_until_then(
 
 
 @pytest.mark.parametrize(("enough_cores", "at_once"), [(1, 4), (10_000, 2)])
-def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypatch, enough_cores, at_once):
+def test_two_pairs_import_at_once(opened, monkeypatch, enough_cores, at_once):
     """Each has the device by itself, in its turn; one more pair than is wanted has imported for nothing, and ends."""
     events, speeds = [], noisy(0.1)
 
@@ -263,7 +263,7 @@ def test_two_pairs_import_at_once_where_there_are_cores_for_it(opened, monkeypat
     assert [m.paired.second for m in stored(session)] == [False, True] * 5
 
 
-def test_it_ends_at_planned_looks_when_all_is_settled_made_or_dropped_and_is_told_again_when_over(opened):
+def test_gate_ends_at_planned_looks(opened):
     def over(there, dropped=0, settled=True):
         terms = GateCriteria(pairs=12)
         one.gated = SimpleNamespace(pairs=range(there), dropped=range(dropped), settled=settled, terms=terms)
@@ -312,7 +312,7 @@ class SecondTime(SimulatedEngine):
     (lambda: SimulatedEngine, {"side": ["candidate:arg=slow_clock_from=8"]}, [1, 2, 3, 4], 0, State.PASSES, 8),  # noise
     (lambda: SecondTime, {}, [1, 2, 3, 4], 0, State.PASSES, 16),  # on the same launch
 ])  # fmt: skip
-def test_pairs_that_cannot_be_trusted_are_made_again(opened, start, given, pairs, dropped, outcome, runs):
+def test_untrusted_pairs_are_made_again(opened, start, given, pairs, dropped, outcome, runs):
     session = opened(start(), **given)
     gated = Gates(session).of(MODEL)
     assert ([p.number for p in gated.pairs], gated.outcome, len(stored(session))) == (pairs, outcome, runs)
@@ -331,7 +331,7 @@ def begun(opened, launches, error=ConnectionAbortedError, **given):
 
 
 @pytest.mark.parametrize(("launches", "there"), [(1, 0), (2, 1), (5, 2)])
-def test_a_gate_goes_on_with_its_whole_pairs_and_reads_its_archive_once(opened, monkeypatch, launches, there):
+def test_gate_resumes_whole_pairs(opened, monkeypatch, launches, there):
     begun(opened, launches)
     session, reads = opened(resume=True), []
     monkeypatch.setattr(sessions, "read", reads.append)
@@ -351,7 +351,7 @@ def test_a_gate_goes_on_with_its_whole_pairs_and_reads_its_archive_once(opened, 
     {"gate_pairs": "6"}, {"gate_margin": "0.05"}, {"concurrency": "9"}, {"window": "2"}, {"gate_caches": "cold"},
     {"seed": "1"}, OTHER, {"side": ["candidate:env=PYTHONPATH=/checkout"]},
 ], ids=lambda other: next(iter(other)))  # fmt: skip
-def test_a_gate_that_asks_something_else_begins_anew(opened, other):
+def test_changed_gate_begins_anew(opened, other):
     begun(opened, 2)
     session = opened(resume=True, **other)
     one = OneGate(session, MODEL)
@@ -364,7 +364,7 @@ def test_a_gate_that_asks_something_else_begins_anew(opened, other):
     (0, {}, (1, 8), 0), (0, {"resume": True}, (1, 8), 1), (0, OTHER, (2, 8), 0), (4, {"resume": True}, (0, 4), 0),
     (4, {"resume": True, **CALIBRATE}, (0, 20), 0),
 ])  # fmt: skip
-def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_path, launches, given, left, anew):
+def test_plan_counts_launches_left(opened, tmp_path, launches, given, left, anew):
     if launches:
         begun(opened, launches)
     session = opened(**given)
@@ -373,7 +373,7 @@ def test_a_plan_knows_which_launches_are_left_and_says_once_why_all(opened, tmp_
     assert said == [True] * anew
 
 
-def test_a_short_window_is_made_longer_from_then_on_and_a_calibration_goes_on(opened, tmp_path, monkeypatch):
+def test_short_window_is_extended(opened, tmp_path, monkeypatch):
     short = {"window": "0.5", "output_len": "4", "engine_arg": ["t_inf=80", "b_half=8", "scatter=0"]}
     gated, there = Gates(opened(**short)).of(MODEL), {}
     for m in stored(session := opened(**short, resume=True)):
@@ -405,7 +405,7 @@ def failed_twice(session, first=EngineFailed):
     return (problems[0], session.notes[0]), launched[0]
 
 
-def test_a_gate_broken_off_is_not_tried_again_whatever_it_was_and_shows_how_far_it_came(opened, monkeypatch):
+def test_broken_gate_is_not_retried(opened, monkeypatch):
     session = opened(side=["candidate:arg=die_at=8"], concurrency="4,8")
     (first, again), launched = failed_twice(session)
     assert "the candidate, pair 1" in first and "concurrency 8" in first and launched == 2
@@ -436,8 +436,8 @@ def test_a_gate_broken_off_is_not_tried_again_whatever_it_was_and_shows_how_far_
         assert f"{type(error).__name__}: {error}" in again and launched == 1
 
 
-def test_a_calibration_needs_pairs_with_every_figure_is_kept_and_later_gates_are_judged_by_it(opened):
-    """Of one such pair the noise would be 0, and every later gate would pass by it."""
+def test_calibration_needs_complete_pairs(opened):
+    """Of one pair with every figure the noise would be 0, and every later gate would pass by it."""
     for known in (0, 1, 3):
         half = [m for n in range(known + 1, 5) for m in [*launch("baseline", n), *launch("candidate", n, ready_s=None)]]
         with refused(f"{known} pairs of opt-1.3b"):
@@ -455,7 +455,7 @@ def test_a_calibration_needs_pairs_with_every_figure_is_kept_and_later_gates_are
     assert ["--slm-calibrate" in note for note in real.notes] == [True]
 
 
-def test_sides_that_fail_are_traced_at_their_load_and_a_folder_that_cannot_be_made_spoils_nothing(opened, tmp_path):
+def test_failing_sides_are_traced(opened, tmp_path):
     for extra, traces in ((), 1), (("profiler=false",), 0):
         session = opened(profile=str(tmp_path / f"{traces}"), **SLOW, engine_arg=[*STEADY, *extra])
         session.devices.pool = Pool()

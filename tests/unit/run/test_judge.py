@@ -42,7 +42,7 @@ def loads_of(curve):
 
 
 @pytest.mark.parametrize("only", [LOADS, (4, 64, 128)])
-def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
+def test_report_repeats_run_verdicts(opened, only):
     """Also where `-k` has deselected a point: it was planned, so the claim is inconclusive in both. An archive keeps
     whole microseconds, which a window of a second does not show."""
     session = swept(opened(window="1"), only)
@@ -59,7 +59,7 @@ def test_the_report_on_the_archive_says_what_the_run_said(opened, only):
 
 
 @pytest.mark.parametrize(("words", "adaptive"), [("full", {}), ("adaptive", {"adaptive": {"tolerance": 0.1}})])
-def test_the_plan_that_an_archive_keeps_has_all_that_was_to_be_measured(opened, words, adaptive):
+def test_archived_plan_is_complete(opened, words, adaptive):
     session = opened(concurrency=None, sweep=words, budget="0")
     sweep = session.planner.sweep(MODEL)
     cut = [[load, why] for load, why in sweep.cut]
@@ -71,7 +71,7 @@ def test_the_plan_that_an_archive_keeps_has_all_that_was_to_be_measured(opened, 
     assert session.verdicts.plan() == {**plan, "compared": sorted(session.planner.beside)} and session.planner.beside
 
 
-def test_a_case_never_measured_is_in_no_report_a_note_is_noted_once_and_arithmetic_needs_no_plan(opened, monkeypatch):
+def test_unmeasured_case_is_not_reported(opened, monkeypatch):
     session = opened()
     session.executor.ask([session.planner.sweep(MODEL).cases[0]], 3)
     found = session.findings()
@@ -86,7 +86,7 @@ def test_a_case_never_measured_is_in_no_report_a_note_is_noted_once_and_arithmet
     assert [row.claim for _, row in session.verdicts.judged] == [PLATEAU, "table-1-batch-fits"]
 
 
-def test_a_sweep_has_what_the_archive_knows_with_users_loads_and_own_engines_have_curves_of_their_own(opened):
+def test_sweep_includes_archived_loads(opened):
     swept(opened())
     session = opened(resume=True)
     case = session.planner.sweep(MODEL).cases[0]
@@ -124,7 +124,7 @@ def test_a_sweep_has_what_the_archive_knows_with_users_loads_and_own_engines_hav
     (PLATEAU, MODEL, (True, True)), (PLATEAU, "opt-350m", (True, False)), (REPLICAS, MODEL, (True, False)),
     ("table-1-batch-fits", MODEL, (False, False)), ("throughput-follows-arrivals", MODEL, (False, False)),
 ])  # fmt: skip
-def test_a_question_names_the_curve_that_it_reads(opened, claim, model, reads):
+def test_question_names_its_curve(opened, claim, model, reads):
     question = opened().verdicts.question(claim, model)
     assert (question.series is not None, question.planned) == reads
     assert (question.row.claim, question.model, question.of) == (claim, model, CLAIMS[claim].of)
@@ -135,7 +135,7 @@ def test_a_question_names_the_curve_that_it_reads(opened, claim, model, reads):
     ("simulated", "burst", "staggered", ("engine", "staggered")),
     ("remote", "staggered", None, ("endpoint", "staggered")),
 ])  # fmt: skip
-def test_the_interface_and_the_way_of_starting_choose_the_row(opened, monkeypatch, platform, option, word, facts):
+def test_interface_chooses_claim_row(opened, monkeypatch, platform, option, word, facts):
     session = opened(ramp_up=option)
     session.planner.platform = platform
     monkeypatch.setattr(table, "row_for", lambda *facts: facts)
@@ -143,7 +143,7 @@ def test_the_interface_and_the_way_of_starting_choose_the_row(opened, monkeypatc
     assert row == (PLATEAU, MODEL, session.host.environment, *facts)
 
 
-def test_claims_on_jobs_and_gpus_read_their_own_and_an_advice_needs_loads_and_a_share_for_its_objective(opened):
+def test_claims_read_own_measurements(opened):
     session = opened(models="opt-125m,opt-350m", concurrency="64")
     jobs = [{"model": m, "requests": 200, "lengths": (32, n)} for m in session.planner.models for n in (8, 64)]
     for case in (*job_cases(session.planner, {"jobs": jobs}), *gpus_cases(session.planner, [MODEL])):
@@ -189,7 +189,7 @@ def held(opened, tmp_path):
     return run
 
 
-def test_an_equal_run_is_no_worse_a_slower_one_fails_by_its_cases_and_a_baseline_must_be_there(held, opened, tmp_path):
+def test_slower_run_fails_baseline(held, opened, tmp_path):
     session, baseline = held(gate_margin="0.1")
     verdict = baseline.judge(MODEL)
     assert (verdict.claim, verdict.subject, verdict.state, verdict.n) == (NO_WORSE, MODEL, State.PASSES, 8)

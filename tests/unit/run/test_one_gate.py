@@ -81,7 +81,7 @@ def opened(opened, monkeypatch):
     return open_session
 
 
-def test_both_sides_live_at_once_in_turn_and_no_third_one(opened):
+def test_both_sides_live_together(opened):
     device = Device()
     session = opened(device, **UNCLEAR, concurrency="8,16")
     gated = Gates(session).of(MODEL)
@@ -107,7 +107,7 @@ def test_both_sides_live_at_once_in_turn_and_no_third_one(opened):
 @pytest.mark.parametrize(("given", "launches", "outcome"), [
     ({}, 2, State.PASSES), ({"simulate_slowdown": "8%"}, 2, State.FAILS), (UNCLEAR, 4, State.FAILS),
 ])  # fmt: skip
-def test_it_ends_after_two_launches_if_it_is_clear_or_all_refused_and_after_four(opened, given, launches, outcome):
+def test_clear_gate_ends_early(opened, given, launches, outcome):
     session = opened(**given)
     assert launches_left(session, MODEL) == (0, 4)
     gated = Gates(session).of(MODEL)
@@ -129,7 +129,7 @@ def test_it_ends_after_two_launches_if_it_is_clear_or_all_refused_and_after_four
     assert [n for n in range(10) if over(n, refused={"seconds"})] == [8, 9]
 
 
-def test_noisy_windows_are_as_many_in_each_launch_and_busy_seconds_counted_from_each_to_the_next(opened, monkeypatch):
+def test_noisy_launches_get_equal_windows(opened, monkeypatch):
     gated = Gates(opened(engine_arg=[*STEADY, "noise=0.02"], **UNCLEAR)).of(MODEL)
     assert len(gated.windows) == 4 and FIRST_PAIRS < gated.windows[0] <= 40 and len({*gated.windows}) == 1
     numbers = [m.paired.window for m in gated.measurements("candidate")]
@@ -161,7 +161,7 @@ LATER, ALWAYS = {(1, THROWN_AWAY + n) for n in (3, 5)}, {(start, run) for start 
 @pytest.mark.parametrize(("fails", "launches", "windows", "told"), [
     (LATER, [1, 2], [LEAST + 2, LEAST], 2), (ALWAYS, [2, 4], [LEAST + MAX_DROPPED, LEAST] * 2, None),
 ])  # fmt: skip
-def test_windows_that_cannot_be_trusted_are_made_again_and_so_is_a_launch(opened, fails, launches, windows, told):
+def test_untrusted_windows_are_made_again(opened, fails, launches, windows, told):
     session = opened(Device(fails))
     gated = Gates(session).of(MODEL)
     assert [pair.number for pair in gated.pairs] == launches and gated.outcome is State.PASSES
@@ -170,7 +170,7 @@ def test_windows_that_cannot_be_trusted_are_made_again_and_so_is_a_launch(opened
 
 
 @pytest.mark.parametrize("breaks", [(1, 5), (3, 1), (4, 7)])
-def test_a_gate_goes_on_with_whole_launches_and_leaves_no_engine_behind(opened, breaks):
+def test_gate_resumes_whole_launches(opened, breaks):
     device = Device(breaks=breaks)
     with pytest.raises(EngineFailed):
         Gates(opened(device)).of(MODEL)
@@ -189,7 +189,7 @@ def test_a_gate_goes_on_with_whole_launches_and_leaves_no_engine_behind(opened, 
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_calibration_measures_an_engine_alone_and_beside_an_idle_one_and_later_gates_know_the_noise(opened, begun):
+def test_calibration_informs_later_gates(opened, begun):
     given = {"gate": None, "calibrate": True, "engine_arg": FEW_STEPS["engine_arg"]}
     if begun:
         with pytest.raises(EngineFailed):
@@ -230,7 +230,7 @@ WHERE_NOT = {  # options, the platform and the interface, and words of the reaso
 
 
 @pytest.mark.parametrize(("given", "platform", "interface", "why"), WHERE_NOT.values(), ids=WHERE_NOT)
-def test_where_sides_cannot_live_together_they_live_apart(opened, monkeypatch, given, platform, interface, why):
+def test_unfit_sides_live_apart(opened, monkeypatch, given, platform, interface, why):
     def where(**more):
         session = opened(**given, **more)
         session.platform, spec = platform, session.planner.spec
@@ -252,7 +252,7 @@ def test_where_sides_cannot_live_together_they_live_apart(opened, monkeypatch, g
     ({}, True, {"energy", "start", *EXACT, "latency", "busy-small"}),
     ({"concurrency": "8,64"}, True, {"energy", "start", *EXACT}),
 ])  # fmt: skip
-def test_what_a_way_of_launching_does_not_tell_has_a_reason(opened, given, together, told):
+def test_unjudged_endpoints_have_reasons(opened, given, together, told):
     session = opened(**given)
     assert live_together(session, MODEL) is together is isinstance(one_gate(session, MODEL), SideBySide)
     reasons = not_told(session, MODEL)
@@ -279,7 +279,7 @@ def pythons(tmp_path, monkeypatch):
     ("arg=b_half=16", "arg=b_half=16.0", ""), ("python={one}", "python={two}", None),
     ("python={one}", "python={link},env=A=1", None), ("env=A=1", "arg=b_half=9", None),
 ])  # fmt: skip
-def test_sides_are_not_the_same_by_another_name_unless_none_was_named(opened, pythons, baseline, candidate, why):
+def test_identical_sides_are_refused(opened, pythons, baseline, candidate, why):
     side = [f"baseline:{baseline.format_map(pythons)}", f"candidate:{candidate.format_map(pythons)}"]
     session = opened(side=side, plan=True)
     with nullcontext() if why is None else refused(why):

@@ -48,7 +48,7 @@ def broken_at_first(monkeypatch, times):
     monkeypatch.setattr(executor, "measure_case", sometimes)
 
 
-def test_noisy_measurements_and_sets_of_replicas_are_reused_and_invalid_ones_known_to_be_there(opened, monkeypatch):
+def test_noisy_measurements_are_reused(opened, monkeypatch):
     noisy = [*FEW_STEPS["engine_arg"], "slow_clock_from=8"]
     found = point(opened(engine_arg=noisy))
     assert [bool(check(m).noise) for m in found] == [True, True]
@@ -71,7 +71,7 @@ def test_noisy_measurements_and_sets_of_replicas_are_reused_and_invalid_ones_kno
     assert len(again.stored) == 2
 
 
-def test_a_resumed_session_measures_what_is_missing_and_damage_is_skipped_only_if_asked_for(opened, tmp_path):
+def test_resumed_session_measures_missing_repeats(opened, tmp_path):
     sweep(opened(), (4, 8))
     again = opened(resume=True)
     sweep(again, (4, 8, 16))
@@ -102,7 +102,7 @@ def test_a_resumed_session_measures_what_is_missing_and_damage_is_skipped_only_i
     assert len(session.stored) == 2 and session.notes != []
 
 
-def test_records_of_a_formula_are_kept_only_where_named_and_closing_says_where(opened, monkeypatch, tmp_path):
+def test_unnamed_simulation_keeps_no_records(opened, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     session = opened(records=None)
     point(session)
@@ -132,7 +132,7 @@ def test_records_of_a_formula_are_kept_only_where_named_and_closing_says_where(o
     ({"repeats": "1"}, False, 1, None, (1,), 60.0),
     ({"budget": "0"}, False, 1, None, (2,), 0.0),
 ])  # fmt: skip
-def test_the_archive_has_by_what_a_run_is_judged(opened, given, compares, sweeps, pairs, looks, budget_s):
+def test_archive_keeps_judging_criteria(opened, given, compares, sweeps, pairs, looks, budget_s):
     session = opened(**given)
     session.planner.sweep(MODEL)
     session.begin(compares)
@@ -146,7 +146,7 @@ def test_the_archive_has_by_what_a_run_is_judged(opened, given, compares, sweeps
     assert session.findings().command == session.command
 
 
-def test_a_plan_needs_no_device_and_what_a_host_warns_of_or_has_no_room_for_is_noted(tmp_path, monkeypatch, opened):
+def test_plan_needs_no_device(tmp_path, monkeypatch, opened):
     def session(**given):
         return Session.from_options(read_options(given, {}, {}), tmp_path)
 
@@ -201,7 +201,7 @@ def inconclusive(*again, claim="c", more=1):
     return Verdict(claim, MODEL, State.INCONCLUSIVE, "", again=again, more_repeats=more)
 
 
-def test_a_round_measures_all_loads_once_more_and_those_of_verdicts_up_to_the_next_look_but_none_that_failed(rounds):
+def test_round_repeats_every_load(rounds):
     begun = rounds((1, 2), (16, 4, 8))
     assert loads(stored(begun.session)) == [4, 8, 16] * 2
     spent_s = sum(m.run.window_s[1] for m in stored(begun.session))
@@ -224,7 +224,7 @@ def test_a_round_measures_all_loads_once_more_and_those_of_verdicts_up_to_the_ne
     assert asked == looks, "judged at the looks, and only there; a verdict that passes wants nothing"
 
 
-def test_rounds_are_made_for_the_first_open_claim_and_end_before_the_budget_but_the_noise_is_made_known(rounds):
+def test_rounds_end_within_budget(rounds):
     begun = rounds((1, 2), (4, 8))
     [(engine, spent_s)] = begun.session.executor.spent_s.items()
     begun.session.budget_s = spent_s * (1 + 2.5 / 4)
@@ -253,7 +253,7 @@ def test_rounds_are_made_for_the_first_open_claim_and_end_before_the_budget_but_
     assert told == ["hopeless", "dear"]
 
 
-def test_a_sweep_is_carried_out_once_where_claims_are_open_and_curves_share_a_budget(opened, tmp_path):
+def test_sweep_is_carried_out_once(opened, tmp_path):
     """Of what the GPU does the three smallest loads tell the noise, of what was seen a second round of all does, if the
     budget pays for it; then the largest loads are repeated."""
     law = {"concurrency": "1,2,4,16,64", "engine_arg": ["t_inf=2000", "b_half=5", "noise=0.03"]}
@@ -289,7 +289,7 @@ def test_a_sweep_is_carried_out_once_where_claims_are_open_and_curves_share_a_bu
     ({"repeats": "1"}, [PLATEAU], 1), ({"repeats": "2"}, [PLATEAU], 2),
     ({"repeats": "3"}, [PLATEAU], 3), ({"budget": "0"}, [PLATEAU], 2), ({}, [], 2),
 ])  # fmt: skip
-def test_rounds_are_as_many_as_the_options_name_or_two_if_nothing_decides(opened, given, claims, times):
+def test_options_set_round_count(opened, given, claims, times):
     session = opened(**given)
     sweeps = swept(session, [4, 8, 16], *claims)
     assert [repeats(sweeps, load) for load in (4, 8, 16)] == [times] * 3
@@ -302,7 +302,7 @@ def test_rounds_are_as_many_as_the_options_name_or_two_if_nothing_decides(opened
     (["t_inf=90000", "b_half=400"], "0", 0),
     (["t_inf=90000", "b_half=16"], "9000", 0),
 ])  # fmt: skip
-def test_a_curve_without_a_plateau_goes_on_on_an_engine_of_its_own_if_the_budget_pays(opened, law, budget, beyond):
+def test_curve_without_plateau_continues(opened, law, budget, beyond):
     session, said = opened(concurrency=None, engine_arg=law, budget=budget), []
     session.say = said.append
     sweeps = swept(session, [1, 256, 512, 1024], "gpu-plateau")
@@ -340,7 +340,7 @@ def measured(sweeps):
     return loads(stored(sweeps.session))
 
 
-def test_what_is_wanted_is_measured_in_its_order_and_no_more_and_a_full_sweep_later_judges_by_all(adaptive):
+def test_adaptive_sweep_measures_wanted_loads(adaptive):
     sweeps, told = adaptive(), []
     sweeps.session.executor.on_progress = lambda case, title, progress: told.append(title)
     rounds = carry_out(sweeps)
@@ -365,7 +365,7 @@ def test_what_is_wanted_is_measured_in_its_order_and_no_more_and_a_full_sweep_la
     assert len(measured(first)) == 2 * len(GRID)
 
 
-def test_a_sweep_that_was_interrupted_goes_on_where_it_ended_and_a_failure_ends_it(adaptive, monkeypatch):
+def test_interrupted_sweep_resumes(adaptive, monkeypatch):
     sweeps = adaptive(engine_arg=[*FAST["engine_arg"], "die_at=100"])
     assert repeats(sweeps, 1) == 1 and repeats(sweeps, 64) is None
     assert "concurrency 256" in skip_note(sweeps.session.verdicts.curve(MODEL), 64)

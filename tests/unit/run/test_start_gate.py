@@ -57,7 +57,7 @@ def parts(session):
     return [(m.paired.pair, m.paired.side, m.paired.caches, m.paired.second) for m in stored(session)]
 
 
-def test_each_side_starts_cold_and_then_warm_in_one_folder_one_at_a_time_and_serves_one_request(opened):
+def test_sides_start_cold_then_warm(opened):
     session = opened()
     assert launches_left(session, MODEL) == (1, 12) and type(one_gate(session, MODEL)) is StartGate
     gated = Gates(session).of(MODEL)
@@ -88,7 +88,7 @@ def test_each_side_starts_cold_and_then_warm_in_one_folder_one_at_a_time_and_ser
     ({"side": ["candidate:arg=enable_sleep_mode=true"]}, ("cold", "warm"),
      {"start": "passes", "start-cold": "passes"}, 3),
 ])  # fmt: skip
-def test_what_is_judged_is_what_was_asked_for_and_the_archive_says_it_again(opened, given, states, outcomes, pairs):
+def test_start_gate_judges_asked_states(opened, given, states, outcomes, pairs):
     session = opened(**given)
     check_gate(session, MODEL)
     judged = {name for name in STARTS if name not in not_told(session, MODEL)}
@@ -101,7 +101,7 @@ def test_what_is_judged_is_what_was_asked_for_and_the_archive_says_it_again(open
     assert again == gated and note == ""
 
 
-def test_a_real_engine_is_launched_once_before_it_counts_with_the_usual_caches(opened, monkeypatch):
+def test_real_engine_warms_up_first(opened, monkeypatch):
     session = opened(side=["candidate:arg=max_num_seqs=64"])
     session.platform = "cuda"
     monkeypatch.setattr(session.planner, "environment", lambda spec: session.host.environment)
@@ -113,7 +113,7 @@ def test_a_real_engine_is_launched_once_before_it_counts_with_the_usual_caches(o
     assert len(session.given) == 2 + 12 and len(stored(session)) == 12
 
 
-def test_it_goes_on_with_its_whole_pairs_and_another_one_begins_anew(opened):
+def test_start_gate_resumes_whole_pairs(opened):
     starts = []
 
     def broken(spec):
@@ -137,7 +137,7 @@ def test_it_goes_on_with_its_whole_pairs_and_another_one_begins_anew(opened):
         assert any("starts again" in note for note in session.notes)
 
 
-def test_an_engine_that_does_not_sleep_leaves_waking_inconclusive_and_one_that_cannot_is_refused_before(opened):
+def test_sleepless_engine_leaves_wake_inconclusive(opened):
     class Sleepless(SimulatedEngine):
         def nap(self):
             raise EngineFailed("the engine failed: no sleep; /log")
@@ -158,7 +158,7 @@ def test_an_engine_that_does_not_sleep_leaves_waking_inconclusive_and_one_that_c
         assert session.devices.pool.starts == []
 
 
-def test_a_first_request_that_fails_drops_its_pair_and_a_calibration_is_of_loads(opened):
+def test_failed_first_request_drops_pair(opened):
     gated = Gates(opened(engine_arg=[*STEADY, "fail_at=1"])).of(MODEL)
     assert gated.pairs == () and gated.outcome is State.INCONCLUSIVE and len(gated.dropped) == 4
     assert gated.verdict("start").state is State.INCONCLUSIVE

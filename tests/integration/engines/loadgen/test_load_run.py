@@ -86,7 +86,7 @@ def client(url):
         yield lambda at=url, **env: stack.enter_context(closing(Client(at, **env)))
 
 
-def test_a_burst_is_what_the_server_says_it_was_and_a_client_held_up_says_how_far_it_can_be_off(client, url):
+def test_client_stamps_agree_with_server(client, url):
     base, one = url.removesuffix("/v1/completions"), client()
     urlopen(f"{base}/forget").close()
     done = one.burst(40)
@@ -124,7 +124,7 @@ def two(url):
 
 
 @pytest.mark.parametrize("load", [ClosedLoop(6, window_s=0.7), ClosedLoop(31, requests=31), job(40, 200)], ids=str)
-def test_several_processes_are_told_as_one(two, load):
+def test_client_processes_report_one_load(two, load):
     parts = two.run(message_of(load), None, None)
     run = run_of(parts, small_workload(16))
     assert len(parts) == 2 and run.failures == 0
@@ -139,7 +139,7 @@ def test_several_processes_are_told_as_one(two, load):
     assert 1 <= max(held) <= 6 and end - begin >= 0.6
 
 
-def test_the_progress_of_several_processes_is_one_and_the_death_of_one_ends_them_all(two):
+def test_killed_client_process_ends_others(two):
     def until_both_are_seen(progress):
         assert progress.in_flight <= 6
         if progress.in_flight == 6:
@@ -164,7 +164,7 @@ client.run(message_of(ClosedLoop(4, window_s=600.0)), lambda progress: print("pr
 """
 
 
-def test_it_ends_with_its_parent_in_the_middle_of_a_load(url):
+def test_client_ends_with_its_parent(url):
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", PARENT, url], stdout=subprocess.PIPE, text=True, env=env) as parent:
         group = int(parent.stdout.readline())
@@ -173,7 +173,7 @@ def test_it_ends_with_its_parent_in_the_middle_of_a_load(url):
     assert gone(group, within_s=3)
 
 
-def test_tls(client, tmp_path):
+def test_client_checks_tls_certificate(client, tmp_path):
     certificate, key = str(tmp_path / "certificate.pem"), str(tmp_path / "key.pem")
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
     command += ["-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]

@@ -86,7 +86,7 @@ def counted(tmp_path_factory) -> dict[str, dict]:
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_weights_are_those_that_were_published_and_transformers_reads_no_other_shape_than_we_do(counted, name):
+def test_counted_weights_match_catalogue(counted, name):
     told, ours = counted[name], CATALOGUE[name]
     assert (told.get("parameters"), told.get("active")) == (ours.parameters, ours.active), told
     completed = model_from_config(ours.name, MODELS[name]["config"], 0, 0, told["completed"])
@@ -110,7 +110,7 @@ def outcome(folder: Path) -> str:
 
 
 @pytest.mark.skipif(not ARCHITECTURES, reason="needs vLLM's registry of models")
-def test_each_architecture_of_vllm_is_planned_or_asks_the_engine_or_is_refused_in_a_sentence(counted, monkeypatch):
+def test_every_architecture_is_classified(counted, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path(counted["stranger"]["model"]).parent / "cache"))
     monkeypatch.setattr(models, "_told", lambda models, python, env: {m: counted[Path(m).name] for m in models})
     outcomes: dict[str, list[str]] = {}
@@ -126,7 +126,7 @@ def test_each_architecture_of_vllm_is_planned_or_asks_the_engine_or_is_refused_i
     assert sum(map(len, outcomes.values())) <= len(ARCHITECTURES) / 4, outcomes
 
 
-def test_heads_of_several_sizes_are_counted_but_for_the_kv_cache_and_what_cannot_be_counted_says_why(counted):
+def test_mixed_head_sizes_are_counted(counted):
     """By hand: tables of 262,144 tokens, once of the hidden width and once of 256 for each layer, are most of it."""
     told = counted["gemma-4"]
     assert told["parameters"] == 4_055_259_904 > 262_144 * (1536 + 256 * 35)

@@ -38,7 +38,7 @@ run_worker(Forks)
 """
 
 
-def test_it_needs_the_standard_library_alone_and_ends_with_the_line_which_no_fork_holds_open():
+def test_worker_needs_standard_library_only():
     code = "import sys, vllm_worker; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
     told = subprocess.check_output([sys.executable, "-S", "-c", code], cwd=FOLDER, text=True, timeout=60)
     assert set(told.split()) - sys.stdlib_module_names == {"vllm_worker", "slm_pacing", "slm_process", "__main__"}
