@@ -13,7 +13,7 @@ from pytest_slmserve.analysis.points import ratio
 from pytest_slmserve.archive.store import read
 
 
-def test_the_prediction_for_a_second_engine_is_that_of_the_published_sets():
+def test_second_engine_gain_matches_archives():
     found, models, under_mps = [], set(), []
     for name in names_of("h[12]00-vllm-0.26.0-*"):
         contents = read(BASELINES / f"{name}.jsonl.xz")
