@@ -130,9 +130,10 @@ def options_page() -> str:
 
 
 def terms_page() -> str:
-    """What docs/metrics-and-terms.md should be: columns of reports, then terms in the order of the alphabet."""
-    parts = [TERMS]
+    """What docs/metrics-and-terms.md should be: columns of reports, then the other terms in alphabetical order."""
+    parts, heads = [TERMS], set[str]()
     for title, each in tomllib.loads((Path(__file__).parent / "columns.toml").read_text("utf-8")).items():
+        heads |= {head for head, *_ in each["rows"]}
         rows = [
             (head, ", ".join(f"`{one}`" for one in name.split(", ") if one), *rest)
             for head, name, *rest in each["rows"]
@@ -140,8 +141,10 @@ def terms_page() -> str:
         parts.append(
             f"## {title}\n\n{each['intro']}\n\n{table(('column', 'name in code', 'unit', 'definition'), rows)}"
         )
-    terms = [(", ".join(forms), meaning) for forms, meaning in GLOSSARY.items()]
-    parts.append(f"## Terms\n\n{table(('term', 'meaning'), sorted(terms, key=lambda term: term[0].lower()))}")
+    columns = heads | {re.sub(r" (%|ms|s)\b.*| %.*", "", head) for head in heads}
+    terms = [(", ".join(forms), meaning) for forms, meaning in GLOSSARY.items() if not columns & {*forms}]
+    listed = table(("term", "meaning"), sorted(terms, key=lambda term: term[0].lower()))
+    parts.append(f"## Terms\n\nA word that is also a column is defined above.\n\n{listed}")
     return "\n".join(parts)
 
 
