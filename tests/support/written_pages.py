@@ -105,7 +105,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def option_row(opt: Opt) -> tuple[str, ...]:
     flag = f"{opt.flag} {opt.metavar}" if opt.metavar else opt.flag
     if opt.default is None:
-        default = "by mode" if "by mode" in opt.help else "-"
+        default = "by mode" if "depends on the mode" in opt.help else "-"
     else:
         default = "off" if opt.is_flag or opt.bare else f"`{opt.default_text}`" if opt.default_text else "-"
     names = ("ini file only" if opt.ini_only else f"`{flag}`", f"`SLM_{opt.name.upper()}`", f"`slm_{opt.name}`")
@@ -118,13 +118,21 @@ def mode_rows() -> Iterator[tuple[str, ...]]:
         loads = f"1, 2, 4 … to {defaults.largest}{'' if platform == 'remote' else ' or the KV capacity'}"
         mode = {"cuda": "gpu", "simulated": "simulate", "remote": "endpoint"}.get(platform, platform)
         models = ", ".join(defaults.models) or "to be named"
-        yield f"`--slm-{mode}`", models, loads, f"{prompt}", f"{output}", f"{defaults.window_s:g} s"
+        yield (
+            f"`--slm-{mode}`",
+            models,
+            loads,
+            f"{prompt}",
+            f"{output}",
+            f"{defaults.window_s:g} s",
+            f"{defaults.budget_s:g} s",
+        )
 
 
 def options_page() -> str:
     """What docs/options.md should be."""
     columns = ("option", "environment", "ini", "default", "meaning")
-    given = ("models", "concurrency", "input-len", "output-len", "window")
+    given = ("models", "concurrency", "input-len", "output-len", "window", "budget")
     modes = ("mode", *(f"`--slm-{name}`" for name in given))
     return f"{TOP}\n{table(columns, map(option_row, OPTS))}{PER_BACKEND}\n{table(modes, mode_rows())}"
 
