@@ -246,13 +246,14 @@ class Engine:
     def _profile(self, load: Message) -> str | None:
         return "not through this interface"
 
-    def differ(self, launch: str, beside: bool = False, cold: bool = False) -> None:
+    def differ(self, launch: str, beside: bool = False, cold: bool = False, resumed: bool = False) -> None:
         """Change the speed of a simulated engine by chance. Launches of other engines differ by themselves.
 
         Args:
-            launch: its name in the gate.
+            launch: its name, unique in the gate or the results file.
             beside: whether the other side runs on the device at the same time.
             cold: whether its compile caches were empty.
+            resumed: whether it continues the measurements of an earlier launch.
         """
 
     def processes(self) -> set[int]:

@@ -245,9 +245,9 @@ class SimulatedEngine(Engine):
     def _slots(self) -> int:
         return int(self.spec.arguments.get("max_loras", 0))
 
-    def differ(self, launch: str, beside: bool = False, cold: bool = False) -> None:
+    def differ(self, launch: str, beside: bool = False, cold: bool = False, resumed: bool = False) -> None:
         chance = random.Random(f"{DRAWN} {self.spec.seed} {launch}")
-        if beside:  # the windows of two sides have no noise in common
+        if beside or resumed:  # the windows of two sides, or of two launches, have no noise in common
             self.random.seed(f"{self.spec.seed} {launch}")
         self.speed /= math.exp(chance.gauss(0.0, self.faults.scatter * (BESIDE if beside else 1.0)))
         pace = math.exp(chance.gauss(0.0, 3 * self.faults.scatter))

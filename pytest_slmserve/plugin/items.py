@@ -55,7 +55,7 @@ NOT_OF_THE_ENGINE = (
 )
 # Calls that return a verdict. A test that does not assert it always passes.
 VERDICTS = {"slm_gate", "slm_claim", "slm_against_baseline"}
-VERDICTS |= {"pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
+VERDICTS |= {"meets", "pareto_plateau", "latency_keeps_rising", "pareto_up_to_plateau"}
 READERS = frozenset({"slm_model", "slm_advice"})  # fixtures of tests that read what others measured
 # Fixtures whose measurements only the body of a test determines.
 AS_IT_GOES = frozenset({"slm_engine", "slm_measure", "slm_sweep", "slm_job", "slm_replicas", "slm_gpu_sampler", "dcgm"})

@@ -215,6 +215,7 @@ class Executor:
     spent_s: defaultdict[Engines, float] = field(default_factory=lambda: defaultdict(float))  # on repeats
     took_s: float = 0.0  # real seconds of all repeats
     estimated_s: float = 0.0  # of the same ones
+    earlier: dict[Engines, int] = field(default_factory=dict)  # launches of each engine in the resumed results file
     _warmed: str | None = None  # the launch that has served a request before its first job
 
     def measure(self, case: Case, repeats: int | None = None, why: str = "") -> list[ReplicaGroup]:
@@ -295,6 +296,8 @@ class Executor:
         devices, spec = self.devices, case.engine
         engine = running or devices.start(spec)
         if not isinstance(engine, ReplicaEngines):
+            if launches := self.earlier.pop(spec, 0):
+                engine.differ(f"launch {launches + 1}", resumed=True)
             [workload], [load] = case.workloads, case.loads
             if isinstance(load, ClosedLoop) and kv_capacity(engine.spec, workload.longest) is None:
                 room = kv_capacity(engine.spec, workload.longest, engine.resolved)

@@ -167,6 +167,7 @@ class Session:
             return
         self.notes.extend(self.resumed.notes)
         self.stored = [m for m in self.resumed.measurements if m.paired is None]
+        self.executor.earlier.update(Counter(spec for spec, _ in {(m.spec, m.launch) for m in self.stored}))
         valid = [group for group in all_groups(self.stored) if not check(*group).problems]
         for group in valid:
             self.results.repeats.setdefault(group_key(group), []).append(group)

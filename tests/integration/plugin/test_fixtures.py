@@ -216,7 +216,7 @@ def test_advised_engine_serves_as_predicted(in_use, monkeypatch):
 @pytest.mark.parametrize(("words", "failed", "why"), [
     ("preempt_from=40", 1, "*<fails: no-request-preempted *"),  # the sweep does not go there
     ("die_at=40", 4, "*EngineFailed: *"),
-    ("slower", 1, "*<fails: throughput-as-predicted *: 69.? % *"),
+    ("slower", 1, "*<fails: throughput-as-predicted *: 69.?% *"),
 ])  # fmt: skip
 def test_missed_advice_prediction_fails(in_use, monkeypatch, words, failed, why):
     law, slower = SimulatedEngine.law, words == "slower"
