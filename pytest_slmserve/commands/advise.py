@@ -77,9 +77,10 @@ def measured_now(given: argparse.Namespace) -> QuickRun:
         raise BadUsage("--quick measures a model, and reads no files", f"slmserve advise --quick {given.quick}")
     begun, mode = time.monotonic(), [] if plan.has_mode(words) else [plan.MODES[0]]
     name = f"{short_name(given.quick)}-{time.strftime('%Y-%m-%dT%H-%M-%S')}"
-    records, log = FOLDER / f"{name}.jsonl", FOLDER / f"{name}.txt"
+    named = [word.partition("=")[2] for word in words if word.startswith("--slm-records=")]
+    records, log = Path(named[-1]) if named else FOLDER / f"{name}.jsonl", FOLDER / f"{name}.txt"
     serving = [*mode, f"--slm-models={given.quick}"]
-    budget = ["--slm-sweep=adaptive", f"--slm-budget={BUDGET_S}", f"--slm-records={records}"]
+    budget = ["--slm-sweep=adaptive", f"--slm-budget={BUDGET_S}", *([] if named else [f"--slm-records={records}"])]
     cli.say(f"starting one engine of {given.quick}, then measuring for {BUDGET_S} s at most ...", sys.stderr)
     command = [*plan.QUIET, *serving, *budget, *words, "--pyargs", *TESTS]
     _, told, hint = plan.run_pytest(command, log, "another folder to work in")

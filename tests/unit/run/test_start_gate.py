@@ -101,16 +101,18 @@ def test_start_gate_judges_asked_states(opened, given, states, outcomes, pairs):
     assert again == gated and note == ""
 
 
-def test_real_engine_warms_up_first(opened, monkeypatch):
-    session = opened(side=["candidate:arg=max_num_seqs=64"])
+@pytest.mark.parametrize(("given", "warm_ups", "launches"), [
+    ({}, ["warm-baseline", "warm-candidate", "cold-baseline"], 2 + 12),
+    ({"gate_caches": "warm"}, ["warm-baseline", "warm-candidate"] * 2, 4 + 6),
+])  # fmt: skip
+def test_real_engine_warms_up_first(opened, monkeypatch, given, warm_ups, launches):
+    session = opened(side=["candidate:arg=max_num_seqs=64"], **given)
     session.platform = "cuda"
     monkeypatch.setattr(session.planner, "environment", lambda spec: session.host.environment)
     with suppress(KeyboardInterrupt):
         Gates(session).of(MODEL)
-    assert [name.partition("-")[2] for name in session.given[:3]] == [
-        "warm-baseline", "warm-candidate", "cold-baseline"
-    ]  # fmt: skip
-    assert len(session.given) == 2 + 12 and len(stored(session)) == 12
+    assert [name.partition("-")[2] for name in session.given[: len(warm_ups)]] == warm_ups
+    assert len(session.given) == launches and len(stored(session)) == launches - warm_ups.count("warm-baseline") * 2
 
 
 def test_start_gate_resumes_whole_pairs(opened):
