@@ -74,7 +74,9 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
-    model, host = gated.model, ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
+    asked = each[0].workload.spec
+    model = f"{gated.model}, {asked.output}" if asked.response_format else gated.model
+    host = ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
     for one in gated.compared:
         name, refused = one.name, gated.refused.get(one.name, "")
         if not one.gated and not refused:

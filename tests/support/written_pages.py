@@ -27,6 +27,7 @@ from pytest_slmserve.report import gate
 from pytest_slmserve.report.ledger import ledger_sections
 from pytest_slmserve.report.page.writer import GLOSSARY
 from pytest_slmserve.report.section import section_markdown
+from pytest_slmserve.report.text_table import interval_text
 
 TOP = """# Options
 
@@ -192,8 +193,17 @@ def command_line_page() -> str:
 
 @cache
 def gates_of(archive: str) -> list[Gated]:
+    if not archive:
+        return []
     contents = read(BASELINES / f"{archive}.jsonl.xz")
     return [gated for gated, _ in stored_gates(contents.measurements, contents.plans)]
+
+
+def gate_result(gated: Gated) -> str:
+    """Return the first ratio of a gate with its interval, and the verdicts that noise cannot change."""
+    ratios = ((each.name, each.ratio) for each in gated.gated[:1] if each.ratio)
+    found = [f"{name} {ratio.value:.2f} times ({interval_text(ratio, '{:.2f}'.format)})" for name, ratio in ratios]
+    return ", ".join([*found, *(f"{each.claim} {gate.WORDS[each.state]}" for each in gated.exact)])
 
 
 def museum_rows() -> Iterator[tuple[str, ...]]:
@@ -203,8 +213,8 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
             (slow,) = gates_of(row["run"])
             less = [each.claim for each in slow.exact if each.state is State.FAILS]
             found = ", ".join([*(layer for layer, _ in layers(slow.compared)), *less])
-            told = f"{row['as']}: {gate.WORDS[slow.outcome]}, worse in: {found}"
-            same = [gate.WORDS[each.outcome] for each in gates_of(row["control"])] if "control" in row else []
+            told = f"{row['as']}: {gate.WORDS[slow.outcome]}, {f'worse in: {found}' if found else gate_result(slow)}"
+            same = [f"{gate.WORDS[each.outcome]}, {gate_result(each)}" for each in gates_of(row.get("control", ""))]
             told += f"; the same build: {same[0]}" if same else "; the same build is not gated yet"
         effect = f"{row['effect']:.3g} times the {row['of']}"
         number = row["thread"].rpartition("#")[2]
