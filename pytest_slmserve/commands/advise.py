@@ -83,7 +83,7 @@ def measured_now(given: argparse.Namespace) -> QuickRun:
     budget = ["--slm-sweep=adaptive", f"--slm-budget={BUDGET_S}", *([] if named else [f"--slm-records={records}"])]
     cli.say(f"starting one engine of {given.quick}, then measuring for {BUDGET_S} s at most ...", sys.stderr)
     command = [*plan.QUIET, *serving, *budget, *words, "--pyargs", *TESTS]
-    _, told, hint = plan.run_pytest(command, log, "another folder to work in")
+    _, told, hint = plan.run_pytest(command, log, "Run it in a folder that you can write to.")
     found = read(records).measurements if records.exists() else []
     if not found:
         other = f"slmserve advise --quick {given.quick} -- --slm-cpu" if mode else hint or f"see {log}"

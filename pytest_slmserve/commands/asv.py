@@ -570,7 +570,7 @@ def make_repository(path: Path, rows: Sequence[Release]) -> int:
         ValueError: if the rows do not continue those of the repository, or contain a release twice.
     """
     if len({release for release, _ in rows}) < len(rows):
-        raise ValueError("a release stands there twice: nothing was changed")
+        raise ValueError("a release is listed twice, so nothing was changed")
     log = git(path, "log", "--reverse", "--format=%s %as", BRANCH) if path.exists() else ""
     have = [tuple(line.split()[-2:]) for line in log.splitlines()]
     for number, old in enumerate(have):

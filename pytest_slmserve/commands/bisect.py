@@ -167,6 +167,6 @@ def side_options(given: argparse.Namespace, release: Release, side: str) -> list
                 done = subprocess.run(words, capture_output=True, text=True, check=False)
                 if done.returncode:
                     why = f"vLLM {release.release} cannot be installed: {done.stderr.strip()[-200:]}"
-                    raise BadUsage(why, "--python")
+                    raise BadUsage(why, "Install it yourself, and name its interpreter with --python.")
             (place / "installed").touch()
     return side_words(side, python, release.env.items(), release.engine_arg.items())

@@ -586,9 +586,9 @@ def kept_folder(name: str, content: str, files: Mapping[str, bytes]) -> str:
         if not folder.is_dir():
             folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-            for file, data in files.items():
-                write_file(made / file, data)
             try:
+                for file, data in files.items():
+                    write_file(made / file, data)
                 made.rename(folder)
             except OSError:  # another start made it meanwhile
                 shutil.rmtree(made)

@@ -659,7 +659,8 @@ def gpus_cases(planner: Planner, models: Sequence[str]) -> list[Case]:
         nearest = min(USUAL_LOADS, key=lambda load: max(load / common, common / load))
         loads = options.concurrency or tuple(common if load == nearest else load for load in USUAL_LOADS)
         for n in degrees:
-            enough = [load for load in loads if n > degrees[0] and load >= n * ENOUGH_FOR_A_REPLICA]
+            whole = n > degrees[0] and n % first == 0  # each replica has as many GPUs as one engine
+            enough = [load for load in loads if whole and load >= n * ENOUGH_FOR_A_REPLICA]
             names = {load: f"{name}-{load}-replicas{n}" for load in enough}
             replicas += [_replicas(planner, model, n // first, "gpus", load, name) for load, name in names.items()]
             try:
