@@ -341,7 +341,7 @@ class ReplicaSpec:
                 "Use urls, and only for endpoints.",
             )
         if self.platform == "cpu" and self.sharing != "time-slicing":
-            raise BadUsage(f"{self.sharing} is a way to share a GPU, and there is none", "Use time-slicing.")
+            raise BadUsage(f"sharing {self.sharing} needs a GPU, and these engines run on the CPU", "Use time-slicing.")
 
     def __len__(self) -> int:
         return len(self.engines)
@@ -696,7 +696,7 @@ class OpenLoop:
             raise BadUsage("what comes all at once is a number of requests", "Pass requests=500 or rate=10.")
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise BadUsage(
-                f"at most {self.max_concurrency} concurrent requests", "Pass max_concurrency=64, or None for no limit."
+                f"max_concurrency={self.max_concurrency} is below 1", "Pass max_concurrency=64, or None for no limit."
             )
         if not self.burstiness > 0:
             raise BadUsage(
