@@ -5,8 +5,8 @@
 
 A row is a point or a job on one host. It is predicted by laws that have seen nothing of its card, its host, its model,
 or of all three. Half-widths are fitted to these errors, and their coverage is counted on hosts (of predictions by shape
-alone: on models) that this second fit has not seen either. Beside it stand, on the same cases, the saturation law that
-`predict` had before, and AIConfigurator 0.12.0 (`cli_estimate`, agg, vLLM 0.24.0, ISL 512, OSL 256, TP 1), whose
+alone: on models) that this second fit has not seen either. Beside it stand, on the same cases, the saturation model
+that `predict` had before, and AIConfigurator 0.12.0 (`cli_estimate`, agg, vLLM 0.24.0, ISL 512, OSL 256, TP 1), whose
 answers are kept in `results`.
 """
 
@@ -252,7 +252,7 @@ def study() -> tuple[Laws, str, Bars]:
         kinds.append([name, len(e), percents([x.seconds for x in e]), *summary(e)])
     parts.append(table("known, predictions, error %, inside the interval %, half-width", kinds))
     parts.append(table(
-        "model, cases, saturation law %, laws card unseen %, cases, AIConfigurator %, model unseen %, card unseen %",
+        "model, cases, saturation model %, laws card unseen %, cases, AIConfigurator %, model unseen %, card unseen %",
         [*beside(best)]))  # fmt: skip
     forms = []
     for form in FORMS:

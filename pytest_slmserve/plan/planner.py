@@ -414,8 +414,6 @@ class Planner:
         spec = engine_spec(self.options._replace(**changes), self.platform, model, self.host.environment, gpus)
         spec = spec if cached else replace(spec, prefix_caching=False)
         check_there(self.host, spec.gpus)
-        if (note := kv_cache.made_up_acceptance(spec)) and note not in self.notes:
-            self.notes.append(note)
         return spec
 
     def devices(self, spec: EngineSpec | ReplicaSpec) -> tuple[str, ...]:

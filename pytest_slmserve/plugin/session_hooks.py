@@ -104,7 +104,7 @@ class SessionHooks:
         options, environment = self.slm.options, self.slm.host.environment
         chosen = ", ".join(f"{name} ({where})" for name, where in options.source.items() if where != "default")
         vllm = f"vLLM {environment.vllm}" if environment.vllm else "no vLLM"
-        served = f"{environment.gpu_name or environment.cpu}, {vllm}"
+        served = f"{environment.gpu_name or environment.cpu or 'no GPU'}, {vllm}"
         if options.endpoint:
             served = f"at {', '.join(options.endpoint)}"
         sampler = self.slm.devices.sampler

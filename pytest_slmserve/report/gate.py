@@ -387,9 +387,12 @@ def command_after(gated: Gated, found: Findings) -> str:
     if gated.outcome is State.FAILS and (not speed or traced):
         return found.shown_again or "compare what differs between the sides, which the tables have"
     options = options or "-o slm_profile=traces"
-    there = [word for word in found.command.split() if word.startswith("--")]
-    further = " ".join(word for word in options.split() if word not in there)
-    return f"{found.command} {further}" if found.command else f"the command of this gate again, with {options}"
+    if not found.command:
+        return f"the command of this gate again, with {options}"
+    command = found.command
+    for name in re.findall(r"([\w-]+)(?:=\S+)?", options.replace("-o ", "")):
+        command = re.sub(rf" (?:-o )?{name}(?:=\S+)?(?= |$)", "", command)
+    return f"{command} {options}"
 
 
 def trust(gated: Gated) -> str:

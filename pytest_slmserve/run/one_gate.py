@@ -5,6 +5,7 @@ In a pair the sides use the device one after the other (`OneGate`), or both at o
 """
 
 import math
+import os
 import time
 import uuid
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
@@ -355,9 +356,9 @@ class OneGate:
         if not places:
             return ""
         load = gated.pairs[0].baseline.at_each_load[places[0]].load
-        written = []
+        written, place = [], Path(self.session.options.profile).absolute() / short_name(self.model)
         for side in SIDES:
-            folder = Path(self.session.options.profile).absolute() / short_name(self.model) / side
+            folder = place / side
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 before = set(folder.iterdir())
@@ -365,11 +366,12 @@ class OneGate:
                     launch = self.specs[side], {**own, PROFILE_FOLDER: str(folder)}
                     with abreast(self.session.devices.pool, [launch]) as (start,):
                         problem = start().profile(self.workload, load) or "its profiler wrote nothing"
-                paths = ", ".join(sorted(str(path) for path in set(folder.iterdir()) - before))
-                written.append(f"{side}: {paths or f'none ({problem})'}")
+                paths = ", ".join(sorted(f"{side}/{path.name}" for path in set(folder.iterdir()) - before))
+                written.append(paths or f"{side}: none ({problem})")
             except Exception as error:  # a failed trace does not change the verdict
                 written.append(f"{side}: none ({str(error).partition(ENDS_WITH)[0]})")
-        return f"traces of {short_name(self.model)} at {load.max_concurrency}: {'; '.join(written)}"
+        at = f"{short_name(self.model)} at {load.max_concurrency}"
+        return f"traces of {at}, in {min(str(place), os.path.relpath(place), key=len)}: {'; '.join(written)}"
 
 
 BRIEF = 16  # output tokens of the request after a start

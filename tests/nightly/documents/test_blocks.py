@@ -1,8 +1,9 @@
 """Blocks of the pages: every page is carried out from top to bottom, in a folder with the files that it names: tests
-(`python runs`), other Python, `slmserve` on records, and `pytest --slm-simulate`. The exit status is that behind `# `
-at the end of the line, else one of a verdict. What a page shows below a command has to be in what that printed, line by
-line; columns and lines may be left out. Only parsed is what needs a GPU, a network, a server or minutes; of `text
-recorded`, which it printed once, the words are still those of the code. A block of another kind fails."""
+(`python runs`), other Python, `slmserve` on records, and `pytest --slm-simulate`. The exit status is that behind
+`console`, or behind `# ` at the end of the line, else one of a verdict. What a page shows below a command has to be in
+what that printed, line by line; columns and lines may be left out. Only parsed is what needs a GPU, a network, a
+server or minutes; of `text recorded`, which it printed once, the words are still those of the code. A block of another
+kind fails."""
 
 import gzip
 import json
@@ -100,9 +101,9 @@ class Desk:
                 (self.pytester.path / file).write_text(text)
             case ["sh"]:
                 self.commands(text)
-            case ["console"]:
+            case ["console", *ends]:
                 for command, below in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
-                    self.commands(command)
+                    self.commands(command, [int(end) for end in ends])
                     assert not below or self.printed is not None, f"{command}: cannot be run here, so: text recorded"
                     assert missing(below, self.printed or "") == []
             case ["text"]:
@@ -146,12 +147,12 @@ class Desk:
         self.printed = result.stdout.str()
         self.pytester.runpytest_inprocess(*NOT_KEPT, "example.py").assert_outcomes(skipped=wanted)
 
-    def commands(self, text: str) -> None:
+    def commands(self, text: str, ends: Sequence[int] = ()) -> None:
         subprocess.run(["bash", "-n"], input=text, text=True, check=True)
         for line in text.replace("\\\n", " ").splitlines():
             status = re.search(r"# (\d+)$", line)
             for command in commands_of(line):
-                self.command(command, [int(status[1])] if status else [0, 1, 10])
+                self.command(command, [int(status[1])] if status else ends or [0, 1, 10])
 
     def command(self, command: Sequence[str], status: Sequence[int]) -> None:
         """Runs it, or parses it, or fails where no rule knows it."""

@@ -20,9 +20,17 @@ def found():
 
 
 def test_shipped_laws_match_study(found):
-    study, laws, text, _ = found
+    study, laws, text, bars = found
     assert study.rounded(laws) == study.FILE.read_text("utf-8"), "python studies/two_laws.py --write"
-    assert text in (CHECKOUT / "docs" / "predict.md").read_text("utf-8")
+    page = (CHECKOUT / "docs" / "predict.md").read_text("utf-8")
+    error, small, inside = (100 * each for each in bars["any one of these"])
+    words = (
+        f"q    = {laws.sharpness:.1f},",
+        f"throughput is {error:.1f}%",
+        f"it is {small:.1f}%",
+        f"{inside:.0f}% of the",
+    )
+    assert [each for each in (text, *words) if each not in page] == []
 
 
 @pytest.mark.parametrize(("unseen", "most", "most_small"), [

@@ -385,7 +385,7 @@ def test_unusable_option_values_are_refused(tmp_path, monkeypatch):
     drafting, ngram = ({"engine_arg": [spoken % of]} for of in (("model", "opt-125m"), ("method", "ngram")))
     own = simulated(**ngram)
     assert own.spec("opt-125m") and own.spec("qwen3-0.6b")
-    assert [note for note in own.notes if "real text" in note] == own.notes != []
+    assert own.notes == [], "a note on dummy weights stands beside the figures of the drafts"
     assert on_gpu(**drafting).kv_cache_bytes == 0 < on_gpu(**ngram).kv_cache_bytes == on_gpu().kv_cache_bytes
 
 

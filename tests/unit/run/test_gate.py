@@ -463,7 +463,9 @@ def test_failing_sides_are_traced(opened, tmp_path):
         written = {side: list((tmp_path / f"{traces}" / MODEL / side).iterdir()) for side in SIDES}
         assert {side: len(paths) for side, paths in written.items()} == dict.fromkeys(SIDES, traces), extra
         said = session.notes[-1]
-        assert "at 8:" in said and all(str(path) in said for paths in written.values() for path in paths)
+        assert "at 8, in " in said and all(
+            f"{path.parent.name}/{path.name}" in said for paths in written.values() for path in paths
+        )
         assert session.devices.pool.starts[8:] == [both_sides(session)[side] for side in SIDES]
     for given, outcome in (({}, State.PASSES), (SLOW, State.FAILS)):
         session = opened(profile=str(tmp_path / "p"), **given)
