@@ -217,9 +217,8 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
             same = [f"{gate.WORDS[each.outcome]}, {gate_result(each)}" for each in gates_of(row.get("control", ""))]
             told += f"; the same build: {same[0]}" if same else "; the same build is not gated yet"
         effect = f"{row['effect']:.3g} times the {row['of']}"
-        number = row["thread"].rpartition("#")[2]
         yield (
-            f"[#{number}]({row['url']})",
+            f"[{row['thread'].removeprefix('vllm-project/vllm')}]({row['url']})",
             row["symptom"],
             f"{row['model']}, {row['load']}",
             row["versions"],
