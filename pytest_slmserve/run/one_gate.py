@@ -545,12 +545,13 @@ class SideBySide(OneGate):
 
     def in_turns(self, number: int, load: ClosedLoop) -> list[Measurement]:
         """Return windows of one load on both sides, in the order ABBA, until enough of them count."""
-        found, counted_ones = list[Measurement](), list[PairOfWindows]()
+        found, counted_ones, decides = list[Measurement](), list[PairOfWindows](), load not in self.pairs_wanted
         self.lap()
         for window in count(1):
-            if len(counted_ones) == FIRST_PAIRS and load not in self.pairs_wanted:
-                self.pairs_wanted[load] = pairs = wanted(counted_ones, self.terms)
-                if pairs > LIKELY_PAIRS:
+            if decides and counted_ones and len(counted_ones) % FIRST_PAIRS == 0:
+                first, pairs = load not in self.pairs_wanted, wanted(counted_ones, self.terms)
+                self.pairs_wanted[load] = pairs
+                if first and pairs > LIKELY_PAIRS:
                     why = f"windows of {short_name(self.model)} at {load.concurrency} scatter"
                     self.session.say(f"{why}, so each launch of both sides has {pairs} pairs of them")
             most = self.pairs_wanted.get(load, FIRST_PAIRS)

@@ -218,13 +218,13 @@ def beside_an_idle_one(measurements: Iterable[Measurement]) -> dict[str, Interva
 def wanted(windows: Sequence[PairOfWindows], criteria: GateCriteria) -> int:
     """Return the number of window pairs per launch at one load, from the first launch's windows that count.
 
-    Endpoints that the host determines are ignored if busy seconds were counted.
+    The first ones tell the number. If busy seconds were counted, an endpoint is ignored as soon as all windows so far
+    show that the host determines it.
     """
-    first = windows[:FIRST_PAIRS]
-    if len(first) < FIRST_PAIRS:
+    if len(windows) < FIRST_PAIRS:
         return FIRST_PAIRS
-    pair = PairOfLaunches(1, *(_launch((), [first], place) for place in range(len(SIDES))))
+    pair = PairOfLaunches(1, *(_launch((), [windows], place) for place in range(len(SIDES))))
     series = {e: each for e, each in series_by_endpoint([pair], criteria, {}).items() if each.windows[0]}
     counted = any(endpoint.figure == BUSY.figure for endpoint in series)
     told = [each.windows[0] for e, each in series.items() if not (counted and by_the_host(e, [pair], each))]
-    return pairs_wanted(told, criteria.margin)
+    return pairs_wanted([ratios[:FIRST_PAIRS] for ratios in told], criteria.margin)

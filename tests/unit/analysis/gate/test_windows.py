@@ -235,3 +235,12 @@ def test_noise_raises_wanted_windows(noise):
 
     assert (asked(noise=0.2), asked(noise=0.2, share=None), asked(noise=0.2, busy_noise=0.05)) == (8, 40, 40)
     assert (asked(noise=0.02, share=0.6), asked(noise=0.02)) == (8, 12)
+
+
+def test_host_noise_ends_waiting():
+    """Later windows of a launch may show what the first ones did not."""
+    quiet, loud, blind = (
+        windows_that_count(launch_of_both(loads=LOADS[:1], **facts))[0]
+        for facts in ({"noise": 0.05}, {"noise": 0.2}, {"noise": 0.2, "share": None})
+    )
+    assert [windows.wanted(made, TERMS) for made in (quiet, [*quiet, *loud], [*blind, *blind])] == [40, 8, 40]
