@@ -26,6 +26,7 @@ myst_heading_anchors = 3  # pages link into each other as deep as this
 ALIASES = "Bound|GateLaunch|GpuPeaks|Path|Progress|Recorded|ReplicaGroup|ReplicaSummary|Sharing|Summary|T|WindowBarrier"
 ALIASES += r"|Peaks|Work|tuple\[str"
 nitpick_ignore_regex = [("py:class", rf"collections\.abc\..*|(.*\.)?({ALIASES})"), ("py:obj", r"typing\.Literal\[.*")]
+nitpick_ignore = [("py:exc", "BadUsage")]  # an SlmError, as which users catch it
 copybutton_prompt_text = "$ "
 
 html_theme = "furo"

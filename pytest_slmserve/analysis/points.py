@@ -165,7 +165,7 @@ class Point(Summary):
 
     @property
     def valid(self) -> bool:
-        """True if a claim may use the point: it has a repeat, and all rates and latencies are positive."""
+        """Whether a claim may use the point, because it has a repeat, and all rates and latencies are positive."""
         numbers = (*self.repeats, *self.e2e_repeats)
         return 0 < len(self.repeats) == len(self.e2e_repeats) and all(0 < v < float("inf") for v in numbers)
 
@@ -254,7 +254,7 @@ class JobPoint(Point, JobSummary):
 
     @property
     def batching(self) -> str:
-        """Batching mode: "none", "static", "dynamic", or "continuous"."""
+        """Batching mode, which is "none", "static", "dynamic" or "continuous"."""
         return str(self.spec.arguments.get("batching", CONTINUOUS))
 
 

@@ -84,7 +84,7 @@ class Claim:
 
     @property
     def of_tokens(self) -> bool:
-        """True if it is about generating tokens: GPU counters, or the energy of a token."""
+        """Whether it is about generating tokens, by GPU counters or by the energy of a token."""
         return self.compares == "counters" or self.figure == "energy_per_token_j"
 
 

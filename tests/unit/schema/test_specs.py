@@ -108,7 +108,7 @@ def test_engine_key_covers_every_setting(data):
     (ClosedLoop(1), {"window_s": 0.0}, ("0.0 s",)),
     *((A_JOB, {name: value}, (fact,)) for name, value, fact in (
         ("window_s", 1.0, ""), ("requests", None, ""), ("requests", 0, "0 requests"), ("rate", 0.0, "0.0 requests"),
-        ("rate", "fast", "fast"), ("max_concurrency", 0, "at most 0"), ("burstiness", 0.0, "burstiness 0.0"),
+        ("rate", "fast", "fast"), ("max_concurrency", 0, "max_concurrency=0"), ("burstiness", 0.0, "burstiness 0.0"),
     )),
     (OpenLoop(requests=1), {"burstiness": 2.0}, ("burstiness",)),
     *((A_WINDOW, {name: value}, (fact,)) for name, value, fact in
