@@ -96,7 +96,7 @@ def test_chart_values_match_tables(page):
         parts = values_of(described(seen, "parts of a step"))
         bar = [row for row in parts if row["subject"] == f"concurrency {load_}"]
         assert [row["shown"] for row in bar] == [f"{share}% of {step_ms} ms" for share in shares]
-        assert [f"{row['series']}%" for row in bar] == head[2:] and bar[-1]["end"] == pytest.approx(100)
+        assert [f"{row['series']} %" for row in bar] == head[2:] and bar[-1]["end"] == pytest.approx(100)
 
 
 def test_page_reads_back_as_archive(page, out, capsys):

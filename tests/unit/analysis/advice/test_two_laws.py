@@ -3,6 +3,7 @@ intervals as wide as what is not known, and what counts as a record."""
 
 import math
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from committed import archive
@@ -26,6 +27,7 @@ from pytest_slmserve.analysis.advice.two_laws import (
     step_kinds,
     step_times,
 )
+from pytest_slmserve.analysis.points import Point
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.specs import EngineSpec
 
@@ -40,9 +42,13 @@ def settings(model: str = "opt-125m", gpu: str = "H100", **extra: object):
 def seen(setting, card: float = 1.0, host: float = 1.0, cost: HostCost | None = LAWS.usual, where: str = "a") -> Seen:
     """What is measured if card and host take so many times as long as the laws say."""
     law = step_times(setting, LAWS, card, host * LAWS.slower(cost))
-    point = seen_in(planted())[0].point
     rate, busy = setting.tokens / law.seconds, law.card_s / law.seconds
-    return Seen(setting, rate, busy, "opt-125m", setting.gpu.family, where, cost, point)
+    return Seen(setting, rate, busy, "opt-125m", setting.gpu.family, where, cost, a_point())
+
+
+@cache
+def a_point() -> Point:
+    return seen_in(planted())[0].point
 
 
 def planted():
