@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 from committed import BASELINES
@@ -28,6 +29,7 @@ from pytest_slmserve.report.ledger import ledger_sections
 from pytest_slmserve.report.page.writer import GLOSSARY
 from pytest_slmserve.report.section import section_markdown
 from pytest_slmserve.report.text_table import interval_text
+from pytest_slmserve.schema.records import release
 
 TOP = """# Options
 
@@ -228,16 +230,29 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
         )
 
 
+def ungated(gates: Iterable[Gated]) -> Iterator[tuple[str, str]]:
+    """Yield each two neighboring releases on a GPU that no gate has compared."""
+    pairs = {
+        tuple(gate.compared_releases(each))
+        for each in gates
+        if each.pairs[0].baseline.measurements[0].environment.gpu_name
+    }
+    known = sorted({name for pair in pairs for name in pair}, key=release)
+    yield from (pair for pair in pairwise(known) if pair not in pairs)
+
+
 def releases_page() -> str:
     """What docs/releases.md should be: gates of two releases each, and the museum of regressions."""
     of_two = re.compile(r"\d+\.\d+\.\d+-\d+\.\d+\.\d+")
     names = sorted(path.name.partition(".jsonl")[0] for path in BASELINES.iterdir() if of_two.search(path.name))
-    sections = ledger_sections([gated for name in names for gated in gates_of(name)])
+    gates = [gated for name in names for gated in gates_of(name)]
+    sections = ledger_sections(gates)
     ledger = "\n".join(
         re.sub("^###", "##", section_markdown(each)).replace("\n- what else", "\nWhat else") for each in sections
     )
     heads = ("thread", "what was seen", "model and load", "versions", "effect", "layer", "here")
-    return f"{RELEASES}\n{ledger}\n{MUSEUM}\n{table(heads, museum_rows())}"
+    missing = "".join(f"\nNo gate has compared vLLM {a} with {b} yet.\n" for a, b in ungated(gates))
+    return f"{RELEASES}{missing}\n{ledger}\n{MUSEUM}\n{table(heads, museum_rows())}"
 
 
 WRITTEN = {
