@@ -301,7 +301,10 @@ def parameters_of(fixture: str, session: Session, words: Mapping[str, Any]) -> l
         case "slm_gpus_point":
             cases = planning.gpus_cases(planner, named_models(session, None, words.get("models")))
         case _ if "jobs" not in words:
-            raise BadUsage("slm_job_point without jobs", f"@pytest.mark.slm(jobs=[{planning.A_JOB}])")
+            raise BadUsage(
+                "the fixture slm_job_point needs fixed-size workloads in the marker",
+                f"@pytest.mark.slm(jobs=[{planning.A_JOB}])",
+            )
         case _:
             cases = planning.job_cases(planner, words)
     for case in cases:

@@ -281,7 +281,9 @@ def advice_reasons(advice: Advice, plan: Plan) -> Iterator[tuple[str, str]]:
                 said += f"; seen at concurrency {gains.at}"
             yield "gain", said
         if fit := advice.replicas:
-            said = f"memory for {fit.at_batch:,} at batch {advice.batch} each, or {fit.split:,} that share it"
+            said = (
+                f"memory for {fit.at_batch:,} at batch {advice.batch} each, or for {fit.split:,} that split the batch"
+            )
             limit, over = advice.decision.limit, ""
             if limit and advice.gains and (bound := advice.gains.mps) and advice.advised and advice.advised.latency_s:
                 # Little's law, with this many times the requests at no more than the bound times the throughput.

@@ -109,6 +109,8 @@ def next_command(found: Findings, state: State | None) -> str:
         named = [(name, value) for name, value in OPTION.findall(first) if value or name in WITHOUT_VALUE]
         more = {name: f"{name}={value}" if value else name for name, value in named}
         more = more or {"--slm-resume": "--slm-resume"}
+        if not found.archives and len(more) > 1:  # a simulated run keeps nothing that could be resumed
+            more.pop("--slm-resume", None)
         words = [word for word in shlex.split(found.command) if word.partition("=")[0] not in more]
         return shlex.join([*words, *more.values()])
     if state is not State.FAILS and "--slm-simulate" in found.command:

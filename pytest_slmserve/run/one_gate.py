@@ -458,7 +458,7 @@ def halves(session: Session, model: str) -> tuple[dict[Side, EngineSpec], Worklo
     planner, options = session.planner, session.options
     whole = planner.workload(model)
     if whole.spec.turns > 1:
-        raise BadUsage("its requests are turns of conversations, not jobs", "--slm-gate-launches=apart")
+        raise BadUsage("the turns of a conversation cannot be served in short windows", "--slm-gate-launches=apart")
     prompt, answer = round(whole.mean_prompt_tokens), round(whole.mean_output_tokens)
     workload = planner.workload(model, {"lengths": (prompt, min(answer, ANSWER))})
     specs = sides(planner.spec(model, gpu_memory_utilization=options.gpu_memory_utilization / 2), options)

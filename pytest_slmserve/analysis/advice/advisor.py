@@ -644,7 +644,7 @@ def replicas(
     elif gains is None or bound is None:
         why = "nothing tells what a second engine could gain"
     elif bound.factor < WORTH and bound.unit == "host":
-        why = f"a kernel runs for {percent(bound.busy)} of the time, and replicas fill time without one"
+        why = f"a kernel runs for {percent(bound.busy)} of the time, and replicas can only fill the rest"
     elif bound.factor < WORTH:
         why = f"at most {bound.factor:.2f} times the throughput is to be gained"
     elif gains.power_share is not None and gains.power_share >= AT_LIMIT:

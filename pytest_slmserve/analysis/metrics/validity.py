@@ -471,7 +471,7 @@ def _load_not_held(measurement: Measurement) -> Iterator[str]:
     least = 1 - max(LOAD_TOLERANCE, LOAD_STEPS / (LOAD_STEPS + output_tokens))
     users = load.concurrency - window.thinking_users(measurement)
     if sent is not None and sent < least * users:
-        what = f"{sent:.1f} requests were sent and not answered in the mean, not the {users:.4g} asked for"
+        what = f"{sent:.1f} requests were active on average, not the {users:.4g} that were asked for"
         yield f"{what} (limit {percent(least)} of them)"
     elif held is not None:
         # Requests may wait because of the limits of sequences or tokens in a step, but not for lack of KV cache.

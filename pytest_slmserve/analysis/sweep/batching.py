@@ -145,8 +145,8 @@ def limit_of(slo: Slo, points: Sequence[Point], law: LatencyLaw | None) -> Limit
         seconds, how = law.seconds(slo.at), "by the saturation model, beyond what was measured"
     else:
         raise TooFewPoints(
-            f"nothing was measured at {slo.at}, nor below and above it",
-            "Pass an objective in seconds or milliseconds, for example 30ms.",
+            f"no valid point is at concurrency {slo.at}, nor on both sides of it",
+            "Measure that concurrency, or pass a limit in milliseconds, for example 30ms.",
         )
     return Limit(slo.factor * seconds, note=f"no valid point at {slo.at}: its latency is {how}")
 
