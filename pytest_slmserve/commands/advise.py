@@ -41,7 +41,7 @@ TESTS = (f"{SWEEP}::test_point", f"{SWEEP}::test_throughput_reaches_a_plateau")
 
 def add_advise(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "advise", STATUS, run_advise)
-    files = "an archive that --slm-records wrote, or results of another tool; none with --quick"
+    files = "a results file that --slm-records wrote, or results of another tool; none with --quick"
     cli.add_archives(command, "PATH", files, number="*")
     minute = (
         "measure this model now: one engine, loads for a minute at most; options for pytest follow --: -- --slm-cpu"

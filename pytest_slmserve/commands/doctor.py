@@ -443,7 +443,7 @@ def tell_host_cost(python: str, path: Path) -> int:
     gpu = gpu_named("H100")
     with suppress(BadUsage):
         gpu = gpu_named(host.visible_gpus()[0].name)
-    slower = f"{LAWS.slower(cost):.2f} times as long as the usual host of our archives"
+    slower = f"{LAWS.slower(cost):.2f} times as long as the usual host that we measured"
     found = [f"{len(pieces)} pieces of Python took {1e3 * cost.fast_s:.2f} ms of CPU time (10th percentile) and "
              f"{1e3 * cost.middle_s:.2f} ms (median): it prepares a step in {slower}"]  # fmt: skip
     for name in EXAMPLES:

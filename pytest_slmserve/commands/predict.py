@@ -97,7 +97,7 @@ def run_predict(given: argparse.Namespace) -> int:
     measured = [m for path in given.records for m in chosen(read(path)).measurements]
     rows = [row for row in seen_in(measured) if row.model == short_name(spec.model)]
     if given.records and not rows:
-        notes.append("the archives have no sweep of this model with the counters of GPM or DCGM: by its shape alone")
+        notes.append("the results files have no sweep of this model with counters of GPM or DCGM: by its shape alone")
     loads = [predict_load(setting, rows, cost) for setting in settings]
     there, elsewhere = ([r for r in rows if (r.gpu == gpu.family) is here] for here in (True, False))
     checks = two_laws.interval_verdicts(there, elsewhere)

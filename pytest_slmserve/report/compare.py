@@ -93,7 +93,7 @@ def run_table(rows: Sequence[dict[str, Any]], *, several: bool) -> str:
     def names(name: str, head: str, rank: int = 0) -> Column[dict[str, Any]]:
         return Column(head, lambda row: ", ".join(row[name]) or ABSENT, "left", rank=rank)
 
-    archive: Column[dict[str, Any]] = Column("archive", lambda row: printable(row["path"].name, layout=""), "left")
+    archive: Column[dict[str, Any]] = Column("results file", lambda row: printable(row["path"].name, layout=""), "left")
     columns: list[Column[dict[str, Any]]] = [
         *([archive] if several else []),
         Column("run", lambda row: row["id"], "left"),
