@@ -1,5 +1,5 @@
 """What is seldom wrong over many draws and hosts: the plateau of an adaptive sweep, verdicts at the bound, and gains
-from host to host; and a gate whose sides live on one GPU at once, and how long it takes by the study that prints it."""
+from host to host; and a gate whose sides live on one GPU at once, and how long it takes."""
 
 import math
 import random
@@ -10,8 +10,8 @@ from statistics import fmean, median
 import pytest
 from adaptive import Measured, play, steps_apart
 from committed import archive
+from gates_at_once import MARGIN, Noise, one_gate
 from scipy.stats import binom
-from scripts import checkout_script, loaded
 from strategies import noisy_curve, point
 
 from pytest_slmserve.analysis.claims.table import stored_curves
@@ -81,8 +81,8 @@ def test_hosts_agree_on_doubling_gain():
     assert round(math.exp(width), 1) == 1.5
 
 
-with loaded(checkout_script("studies/side_by_side_study.py")) as study:
-    GATES, BUSY, SEEN = 1000, "busy second, 2.2%", "seen, 3%"
+GATES = 1000
+BUSY, SEEN, HOST_BOUND = Noise(0.022), Noise(0.03), Noise(0.15, 0.15)  # of a busy second, and of throughput as seen
 
 
 def at_least(found, share):
@@ -90,14 +90,15 @@ def at_least(found, share):
     return sum(found) >= binom.ppf(0.001, GATES, share)
 
 
-def ended(case, apart, calibrates=False):
-    found = study.study(study.CASES[case], apart, range(GATES), calibrates)
-    return (found[worse] for worse in study.WORSE)
+def ended(noise, apart, calibrates=False):
+    """Gates of a candidate that is unchanged, worse by the margin, and worse by 5%."""
+    for worse in (0.0, MARGIN, 0.05):
+        yield [one_gate(noise, apart, worse, calibrates, seed) for seed in range(GATES)]
 
 
-@pytest.mark.parametrize(("case", "apart", "most_minutes"), [(BUSY, 0.005, 4), (BUSY, 0.01, 4), (SEEN, 0.01, 5)])
-def test_gate_decides_in_promised_minutes(case, apart, most_minutes):
-    same, margin, more = ended(case, apart)
+@pytest.mark.parametrize(("noise", "apart", "most_minutes"), [(BUSY, 0.005, 4), (BUSY, 0.01, 4), (SEEN, 0.01, 5)])
+def test_gate_decides_in_promised_minutes(noise, apart, most_minutes):
+    same, margin, more = ended(noise, apart)
     assert at_least((each.state is not State.FAILS for each in same), 0.99)
     assert at_least((each.state is State.PASSES for each in same), 0.98)
     assert at_least((each.state is State.FAILS for each in margin), 0.93)
@@ -106,12 +107,12 @@ def test_gate_decides_in_promised_minutes(case, apart, most_minutes):
 
 
 def test_host_bound_throughput_is_refused():
-    for found in ended("seen, the host decides, 15%", 0.005):
+    for found in ended(HOST_BOUND, 0.005):
         assert at_least((each.state is None for each in found), 0.98) and fmean(each.minutes for each in found) < 3
 
 
 def test_calibration_sees_uneven_launches():
-    same, margin, _ = ended(SEEN, study.TOO_FAR_APART, calibrates=True)
+    same, margin, _ = ended(SEEN, 0.014, calibrates=True)
     assert at_least((each.state is None for each in same), 0.75)
     assert at_least((each.state is not State.FAILS for each in same), 0.99)
     assert at_least((each.state is not State.PASSES for each in margin), 0.98)
