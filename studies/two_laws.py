@@ -197,8 +197,7 @@ def spread_of(errors: Sequence[Error]) -> dict[str, dict[str, float]]:
 
 
 def half_width(e: Error, spread: dict[str, dict[str, float]]) -> float:
-    mine = spread["records" if e.records else "shape"]
-    return (1 - e.share) * mine["card"] + e.share * mine["host" if e.known else "unknown"]
+    return two_laws.half_width(spread, e.share, e.records, e.known)
 
 
 def percents(values: Sequence[float]) -> str:

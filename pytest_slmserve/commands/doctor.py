@@ -432,13 +432,13 @@ EXAMPLES, LENGTHS, SHOWN = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b"), (512, 256),
 def tell_host_cost(python: str, path: Path) -> int:
     """Measure the CPU cost of this host, print the predicted effect, and write it to `path` unless that is `Path()`."""
     version = ".".join((host.interpreter(python, {})["python"] or "").split(".")[:2])
+    hint = f"slmserve doctor --host-cost --python python{PYTHON}"
     if version != PYTHON:
-        hint = f"slmserve doctor --host-cost --python python{PYTHON}"
         raise BadUsage(f"{python} is Python {version}, and the model of the host knows the speed of {PYTHON}", hint)
     try:
         cost = host_cost(pieces := host.probe_pieces(python, HOST_COST_S))
     except OSError as error:
-        raise BadUsage(str(error), f"slmserve doctor --host-cost --python python{PYTHON}") from None
+        raise BadUsage(str(error), hint) from None
     assert cost, "ten seconds have a piece"
     gpu = gpu_named("H100")
     with suppress(BadUsage):

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pytest_slmserve.analysis.advice import two_laws
+from pytest_slmserve.analysis.advice.advisor import GPU_MEMORY_UTILIZATION
 from pytest_slmserve.analysis.advice.two_laws import HostCost, gpu_named, predict_load, seen_in, steady_settings
 from pytest_slmserve.analysis.metrics.gpu_figures import Peaks
 from pytest_slmserve.analysis.verdict import all_of
@@ -28,7 +29,6 @@ STATUS = (
     f"{cli.PASSES} predicted, and all measurements on that GPU are inside the intervals; {cli.FAILS} a measurement is "
     f"outside; {cli.USAGE} wrong usage or a file that cannot be read."
 )
-UTILIZATION = 0.9  # of the GPU's memory, as vLLM has it
 ASKED_S = 600  # of AIConfigurator: it reads tables for some seconds
 SYSTEMS = {"H100": "h100_sxm", "H200": "h200_sxm", "A100-80": "a100_sxm", "L40S": "l40s", "B200": "b200_sxm"}
 # For the interpreter that has AIConfigurator: tokens/s of each load, None of one that it cannot predict.
@@ -86,7 +86,8 @@ def run_predict(given: argparse.Namespace) -> int:
     spec = EngineSpec(catalogue_name(given.model) or given.model, dtype=model.dtype, extra=extra, model_facts=model)
     memory = given.gpu_memory or (gpu.gigabytes and gpu.gigabytes * 10**9)
     weights = weight_bytes(spec, value_bytes(spec) or 2)
-    spec = replace(spec, kv_cache_bytes=kv_budget_bytes(memory, UTILIZATION, weights) if memory and weights else 0)
+    kv_bytes = kv_budget_bytes(memory, GPU_MEMORY_UTILIZATION, weights) if memory and weights else 0
+    spec = replace(spec, kv_cache_bytes=kv_bytes)
     lengths = given.input_len, given.output_len
     settings = steady_settings(spec, *lengths, gpu)
     if settings[-1].load < two_laws.LOADS[-1]:

@@ -452,6 +452,12 @@ OWN_REST_S, SHARED_REST_S = 0.4, 1.9
 PROBED_CORES = 4  # a single one may have a busy neighbor
 
 
+def start_probe(python: str, core: int | None, errors: int | None = None) -> subprocess.Popen[bytes]:
+    """Start the process of the host-speed probe under an interpreter, on any core or on this one."""
+    words = [python, "-I", "-S", str(SCRIPT), str(os.getpid()), *([] if core is None else [str(core)])]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, bufsize=0)
+
+
 class SpeedProbeSource(SensorSource):
     """Host-speed probe: times a fixed piece of Python in a separate process.
 
@@ -478,10 +484,7 @@ class SpeedProbeSource(SensorSource):
             if self._lost:
                 raise BrokenPipeError(self._lost)
             if self._process is None:
-                words = [sys.executable, "-I", "-S", str(SCRIPT), str(os.getpid())]
-                words += [] if self.core is None else [str(self.core)]
-                pipe, null = subprocess.PIPE, subprocess.DEVNULL
-                self._process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=null, bufsize=0)
+                self._process = start_probe(sys.executable, self.core, subprocess.DEVNULL)
             assert self._process.stdin and self._process.stdout
             os.set_blocking(self._process.stdout.fileno(), False)
             if self._at_work:
@@ -515,10 +518,7 @@ def probe_pieces(python: str, seconds: float) -> list[float]:
     with ExitStack() as opened:
         probes = []
         for core in cores:
-            words = [python, "-I", "-S", str(SCRIPT), str(os.getpid()), str(core)]
-            probe = opened.enter_context(
-                subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
-            )
+            probe = opened.enter_context(start_probe(python, core))
             opened.callback(probe.kill)
             probes.append(probe)
         until = time.monotonic() + seconds

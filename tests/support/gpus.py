@@ -20,7 +20,7 @@ HERE = Environment(platform="simulated")
 # A simulated repeat may take less than the millisecond that stamps have.
 SECONDS = (f"2026-01-01T{n // 3600:02d}:{n // 60 % 60:02d}:{n % 60:02d}.000+00:00" for n in count())
 PLANTED = {"all_reduce_s": 1e-3, "imbalance": 0.2}
-T_INF, B_HALF, LAYERS = 1000.0, 16.0, 2  # a step of 16 takes 32 ms on one GPU, and has four all-reduces on more
+T_INF, B_HALF = 1000.0, 16.0  # a step of 16 takes 32 ms on one GPU, and has four all-reduces on more
 
 
 def engine(gpus: int = 1, room: int = 1024, **planted: float) -> EngineSpec:

@@ -9,6 +9,7 @@ both: (card^q + host^q)^(1/q). `studies/two_laws.py` fits them, writes `two_laws
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -368,18 +369,20 @@ class Predicted:
 RECORDS, COST = "a sweep of this model, on any GPU", "the cost of that host"
 
 
-def predict_load(
-    s: Setting, records: Sequence[Seen] = (), cost: HostCost | None = None, laws: Laws = LAWS
-) -> Predicted:
+def half_width(spread: Mapping[str, Mapping[str, float]], host_share: float, records: bool, cost: bool) -> float:
+    """Return the half-width of the logarithm of a step's time. spread: of `Laws`. records, cost: whether records of the
+    model, and the cost of the host, are known."""
+    mine = spread["records" if records else "shape"]
+    return (1 - host_share) * mine["card"] + host_share * mine["host" if cost else "unknown"]
+
+
+def predict_load(s: Setting, records: Sequence[Seen] = (), cost: HostCost | None = None) -> Predicted:
     """Return what both laws say of a setting. records: of this model, on other GPUs or hosts. cost: of the host; None
     if nobody measured it."""
-    card, host = factors(s, records, laws)
-    found = step_times(s, laws, card, host * laws.slower(cost))
+    card, host = factors(s, records)
+    found = step_times(s, LAWS, card, host * LAWS.slower(cost))
     share = found.host_share
-
-    def half(has_records: bool, has_cost: bool) -> float:
-        spread = laws.spread["records" if has_records else "shape"]
-        return (1 - share) * spread["card"] + share * spread["host" if has_cost else "unknown"]
+    half = partial(half_width, LAWS.spread, share)
 
     def around(value: float, times: float = 1.0) -> Interval:
         reach = math.exp(now * times)
@@ -388,16 +391,16 @@ def predict_load(
     now = half(bool(records), cost is not None)
     others = {RECORDS: half(True, cost is not None), COST: half(bool(records), True)}
     mean = found.seconds / s.work.output_tokens
-    ttft = found.each[-1] + laws.latency["wait"] * mean * (1 - 1 / s.load)
+    ttft = found.each[-1] + LAWS.latency["wait"] * mean * (1 - 1 / s.load)
     parts: dict[Limit, float] = dict.fromkeys(("memory", "compute", "launches"), 0.0)
     for step in s.steps:
         for name, amount in card_work(s, step).items():
-            parts[KINDS.get(name, "compute")] += step.count * laws.card.get(name, 0.0) * amount
+            parts[KINDS.get(name, "compute")] += step.count * LAWS.card.get(name, 0.0) * amount
     return Predicted(
         s,
         around(s.tokens / found.seconds),
-        None if s.together else around(ttft, laws.latency["ttft"]),
-        None if s.together else around(mean, laws.latency["tpot"]),
+        None if s.together else around(ttft, LAWS.latency["ttft"]),
+        None if s.together else around(mean, LAWS.latency["tpot"]),
         found.card_s / found.seconds,
         "host" if share > 0.5 else max(parts, key=parts.__getitem__),
         {"": now, **others},
@@ -413,18 +416,16 @@ GAIN = 0.10  # of throughput, for which a doubling of the batch is worth its lat
 
 
 def batch_to_choose(
-    settings: Sequence[Setting], records: Sequence[Seen] = (), cost: HostCost | None = None, laws: Laws = LAWS
+    settings: Sequence[Setting], records: Sequence[Seen] = (), cost: HostCost | None = None
 ) -> Interval:
     """Return the load, of these in ascending order, beyond which no doubling gains GAIN; and those that it would be if
     one law is off by its half-width."""
-    spread = laws.spread["records" if records else "shape"]
-    off_card, off_host = spread["card"], spread["host" if cost else "unknown"]
-
-    each = [(s, *factors(s, records, laws)) for s in settings]
+    off_card, off_host = (half_width(LAWS.spread, share, bool(records), cost is not None) for share in (0.0, 1.0))
+    each = [(s, *factors(s, records)) for s in settings]
 
     def chosen(off: float) -> int:
-        card_off, host_off = math.exp(off * off_card), laws.slower(cost) * math.exp(-off * off_host)
-        laps = [(s.load, s.tokens / step_times(s, laws, c * card_off, h * host_off).seconds) for s, c, h in each]
+        card_off, host_off = math.exp(off * off_card), LAWS.slower(cost) * math.exp(-off * off_host)
+        laps = [(s.load, s.tokens / step_times(s, LAWS, c * card_off, h * host_off).seconds) for s, c, h in each]
         gains = [(math.log(b / a) / math.log2(n / m), n) for (m, a), (n, b) in pairwise(laps)]
         return next((n for gain, n in reversed(gains) if gain >= math.log1p(GAIN)), laps[0][0])
 
@@ -432,12 +433,12 @@ def batch_to_choose(
     return Interval(batches[0], min(batches), max(batches))
 
 
-def interval_verdicts(there: Iterable[Seen], records: Sequence[Seen], laws: Laws = LAWS) -> list[Verdict]:
+def interval_verdicts(there: Iterable[Seen], records: Sequence[Seen]) -> list[Verdict]:
     """Return for each sweep, or job, of a host whether what was measured is inside the intervals of the prediction at
     all loads. records: those that may correct the laws, none of these among them."""
     found = []
     for (host, together, _), each in grouped(there, lambda r: (r.host, r.setting.together, r.setting.captured)).items():
-        pairs = [(row, predict_load(row.setting, records, row.cost, laws)) for row in each]
+        pairs = [(row, predict_load(row.setting, records, row.cost)) for row in each]
         ratios = [(row.tokens_per_s / p.tokens_per_s.value, math.exp(p.half_widths[""]), row) for row, p in pairs]
         ratio, reach, row = max(ratios, key=lambda one: abs(math.log(one[0])) / math.log(one[1]))
         inside = sum(1 / most <= each_ratio <= most for each_ratio, most, _ in ratios)
