@@ -12,7 +12,9 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from pytest_slmserve.analysis.estimates import sample_sd
 from pytest_slmserve.analysis.gate import side_by_side
 from pytest_slmserve.analysis.gate.decision import GateCriteria, interim_analyses
 from pytest_slmserve.analysis.gate.side_by_side import COMMITTED, Allowance, WindowSeries
@@ -73,8 +75,8 @@ def one_gate(noise: Noise, apart: float, worse: float, calibrates: bool, seed: i
     allowance = COMMITTED
     if calibrates:
         count, pairs = CALIBRATING
-        equal = [launch(noise, apart, 0.0, chance)(pairs) for _ in range(count)]
-        allowance = Allowance.measured(equal, "a calibration")
+        equal = [fmean(launch(noise, apart, 0.0, chance)(pairs)) for _ in range(count)]
+        allowance = Allowance.known(sample_sd(equal), count, "a calibration")
         if allowance.refused:
             return Ended(None, 0.0)
     made: list[list[float]] = []

@@ -52,11 +52,6 @@ class Allowance:
     source: str
 
     @classmethod
-    def measured(cls, launches: Sequence[Sequence[float]], source: str) -> Allowance:
-        """Return the allowance from launches of equal sides, each with the logarithms of ratios of its window pairs."""
-        return cls.known(estimates.sample_sd([fmean(launch) for launch in launches]), len(launches), source)
-
-    @classmethod
     def known(cls, sd: float, launches: int, source: str) -> Allowance:
         """Return the allowance from the standard deviation of a number of launches of equal sides."""
         return cls(max(sd, LEAST_SD), launches - 1, source)

@@ -126,7 +126,7 @@ def test_host_bound_throughput_is_refused(n, spread, busy, facts):
     ((0.001, -0.001), 0.005, False), ((0.01, -0.004), 0.0099, False), ((0.02, -0.02), 0.0283, True)
 ])  # fmt: skip
 def test_calibration_measures_launch_allowance(means, sd, refused):
-    found = Allowance.measured(windows(*means), "a calibration")
+    found = Allowance.known(stdev(means), len(means), "a calibration")
     assert (found.sd, found.df) == (pytest.approx(sd, abs=1e-4), 1) and bool(found.refused) is refused
     assert not refused or tells(found.refused, 1.2, 2.8, "a calibration")
 
