@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -454,18 +454,14 @@ def advice_facts(
     }
 
 
-def _reach(seen: Interval | None, show: Callable[[float], str]) -> str:
-    return ABSENT if seen is None else text_table.interval_text(seen, show)
-
-
 PREDICTED: tuple[Column[Predicted], ...] = (
     Column("concur-\nrency", lambda row: str(row.setting.load)),
     Column("tokens/s", lambda row: figure(row.tokens_per_s.value, 4)),
-    Column("95%", lambda row: _reach(row.tokens_per_s, lambda rate: figure(rate, 3)), "left"),
+    Column("95%", lambda row: text_table.interval_text(row.tokens_per_s, figure), "left"),
     Column("TTFT\nms", lambda row: milliseconds(None if row.ttft_s is None else row.ttft_s.value)),
-    Column("95%", lambda row: _reach(row.ttft_s, milliseconds), "left", 1),
+    Column("95%", lambda row: text_table.interval_text(row.ttft_s, milliseconds), "left", 1),
     Column("TPOT\nms", lambda row: milliseconds(None if row.tpot_s is None else row.tpot_s.value)),
-    Column("95%", lambda row: _reach(row.tpot_s, milliseconds), "left", 1),
+    Column("95%", lambda row: text_table.interval_text(row.tpot_s, milliseconds), "left", 1),
     Column("% of what the\ncard can", lambda row: hundredths(row.card_share)),
     Column("limited\nby", lambda row: row.limit, "left"),
 )
