@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pytest_slmserve.analysis.estimates import Interval, grouped, percent, percentile
 from pytest_slmserve.analysis.metrics import gpu_figures
@@ -227,11 +227,6 @@ class Laws:
         return math.exp(sum(power * math.log(ratio) for ratio, power in zip(ratios, self.slowness)))
 
 
-def laws_of(facts: Mapping[str, Any]) -> Laws:
-    """Return the laws of a JSON object that `studies/two_laws.py` wrote."""
-    return Laws(**{**facts, "usual": HostCost(**facts["usual"]), "slowness": tuple(facts["slowness"])})
-
-
 def gpu_named(name: str) -> Peaks:
     """Return the data sheet of a family ("H200") or of a name as NVML has it. Raises BadUsage if it is not listed."""
     families = {gpu.family.lower(): gpu for gpu in gpu_figures.GPUS}
@@ -241,7 +236,9 @@ def gpu_named(name: str) -> Peaks:
     raise BadUsage(f"the data sheet of {name} is not known", f"Use one of {known}.")
 
 
-LAWS = laws_of(read_json(Path(__file__).with_name("two_laws.json"), "pip install --force-reinstall pytest-slmserve"))
+# As `studies/two_laws.py` wrote it.
+_FITTED = read_json(Path(__file__).with_name("two_laws.json"), "pip install --force-reinstall pytest-slmserve")
+LAWS = Laws(**{**_FITTED, "usual": HostCost(**_FITTED["usual"]), "slowness": tuple(_FITTED["slowness"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +257,7 @@ def step_times(s: Setting, laws: Laws = LAWS, card: float = 1.0, host: float = 1
     rows = []
     for step in s.steps:
         run, prepare = (
-            factor * sum(law[name] * amount for name, amount in work.items() if name in law)
+            factor * sum(law[name] * amount for name, amount in work.items())
             for law, work, factor in ((laws.card, card_work(s, step), card), (laws.host, host_work(s, step), host))
         )
         powers = run**laws.sharpness, prepare**laws.sharpness
@@ -395,7 +392,7 @@ def predict_load(s: Setting, records: Sequence[Seen] = (), cost: HostCost | None
     parts: dict[Limit, float] = dict.fromkeys(("memory", "compute", "launches"), 0.0)
     for step in s.steps:
         for name, amount in card_work(s, step).items():
-            parts[KINDS.get(name, "compute")] += step.count * LAWS.card.get(name, 0.0) * amount
+            parts[KINDS.get(name, "compute")] += step.count * LAWS.card[name] * amount
     return Predicted(
         s,
         around(s.tokens / found.seconds),
