@@ -378,9 +378,10 @@ def test_checkouts_with_other_numbers_differ(run, tmp_path):
     assert "two checkouts are compared" in run("report_speed", old, status=2)
     printed = run("report_speed", "--archive", SMALLEST, "--rounds", 1, slow=True)
     assert re.match(r"4 measurements, 1,130 requests, 0\.01 MB\nreport: \d\.\d+ s", printed)
-    assert re.match(
-        r"90 measurements, 0 MB: CPU \d\.\d s, limit 60 s; memory \d+ MB", run("report_speed", "--many", 90)
-    )
+    # In a process of its own, because a child's largest memory begins with that of its parent.
+    words = [sys.executable, STUDIES / "report_speed.py", "--many", "90"]
+    told = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+    assert re.match(r"90 measurements, 0 MB: CPU \d\.\d s, limit 60 s; memory \d+ MB", told)
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("chromium", "google-chrome"))), reason="no browser is here")
