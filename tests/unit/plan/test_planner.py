@@ -602,6 +602,8 @@ def test_gpu_cases_include_replicas():
     assert gpus_cases(behind(), ["opt-125m"]) == []
     apart = gpus_cases(on_gpus(tensor_parallel_size="2,4", concurrency="128"), ["opt-1.3b"])[-1]
     assert (apart.id, [len(e.gpus) for e in apart.each]) == ("opt-1.3b-128-replicas4", [2, 2])
+    odd = gpus_cases(on_gpus(tensor_parallel_size="2,3", concurrency="128"), ["opt-125m"])
+    assert [case.id for case in odd if "replicas" in case.id] == [], "three GPUs are no whole number of engines"
     curves = on_gpus(gpus=2, concurrency="8,64")
     cases = gpus_cases(curves, ["opt-1.3b"])
     lacking = [case for case in cases if case.skip_reason]
