@@ -25,12 +25,16 @@ OPEN = "inconclusive"
 
 
 def answer_of(found: Findings) -> FiveLines | None:
-    """Return the five lines of the gates or of the rest, whichever is worse; None if there is neither."""
+    """Return the five lines of the gates or of the rest, whichever is worse; None if there is neither.
+
+    A gate among other tests has too few pairs to judge speed, so the rest is the answer.
+    """
     rest = rest_lines(found)
     if not found.gates:
         return rest
-    outcome = gate.worst_of(found.gates).outcome
-    if rest and gate.WORST.index(state_of(found) or State.PASSES) < gate.WORST.index(outcome):
+    worst = gate.worst_of(found.gates)
+    is_worse = gate.WORST.index(state_of(found) or State.PASSES) < gate.WORST.index(worst.outcome)
+    if rest and (is_worse or gate.has_few_pairs(worst)):
         return rest
     return gate.five_lines(found.gates, found)
 

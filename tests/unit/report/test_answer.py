@@ -13,6 +13,7 @@ from pytest_slmserve.report.findings import Findings
 TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit")
 SWEPT = {"curves": [lawful((64, 128, 256, 512))], "archives": ["a.jsonl"], "command": "pytest --slm-gpu"}
 GOOD, BAD = ([gated(pairs(4, speed=speed))] for speed in (1.0, 0.9))
+SHORT = [gated(pairs(2))]  # among other tests: its speed is not judged
 ERROR = "test_a.py::test_b[m-4]: EngineFailed: it died"
 BROKEN = "test_a.py::test_b[m-4]: AssertionError: assert <fails: ttft [m]: 900 ms, limit 200 ms>"
 
@@ -36,6 +37,8 @@ def judged(state: State, row: ClaimRow | None = None):
     ({**SWEPT, "failed": [ERROR, BROKEN]}, "FAILS: test_b[m-4]: ttft [m]: 900 ms, limit 200 ms; the first of 2", "-v"),
     ({**SWEPT, "gates": GOOD}, "PASSES: the candidate serves", "the candidate may replace the baseline"),
     ({**SWEPT, "gates": GOOD, "judged": [judged(FAILS)]}, "FAILS: throughput-plateau", "-v"),
+    ({**SWEPT, "gates": SHORT, "judged": [judged(PASSES)]}, "PASSES: opt-1.3b reaches 9,201 tokens/s", "--save"),
+    ({"gates": SHORT}, "INCONCLUSIVE: the speed of opt-1.3b is not judged yet", ""),
     ({**SWEPT, "gates": BAD, "judged": [judged(FAILS)]}, "FAILS: the candidate serves", "slm_profile"),
 ])  # fmt: skip
 def test_worst_outcome_becomes_answer(found, answer, do_this):
