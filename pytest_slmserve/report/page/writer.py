@@ -31,7 +31,7 @@ from pytest_slmserve.report.answer import answer_of
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Cells, Chart, Look, Section, in_units
-from pytest_slmserve.report.text_table import ABSENT, figure, laid_out, milliseconds
+from pytest_slmserve.report.text_table import ABSENT, counted, figure, laid_out, milliseconds
 from pytest_slmserve.schema.errors import BadUsage, SlmError, regular, to_install, write_file
 from pytest_slmserve.schema.printable import printable
 from pytest_slmserve.schema.records import SIMULATED, Environment, Measurement
@@ -136,7 +136,7 @@ def _measured(measurements: Sequence[Measurement]) -> tuple[str, dict[str, str]]
     days = compare.days_of(m.measured_at for m in measurements)
     each = {"machine": devices, "vLLM": releases, "models": models, "measured": days}
     if measurements:
-        each["measurements"] = f"{known['measurements']:,}, of {known['launches']:,} launches"
+        each["measurements"] = f"{known['measurements']:,}, of {counted(known['launches'], 'launch')}"
     return title, {name: value for name, value in each.items() if value}
 
 
