@@ -407,8 +407,9 @@ class StartGate(OneGate):
     def cold(self, launched: Collection[Engines] = ()) -> tuple[Side, ...]:
         """Return sides whose launches do not count, twice if only warm starts are judged.
 
-        The first launch compiles, and the second one compiles what it loads from the caches of the first again: on an
-        H200, OPT-125M of vLLM 0.26.0 took 46, 27, 27 and 22 s to start from the second launch on.
+        The first launch compiles, and the second one is slow as well, while it profiles or captures: on an H200,
+        OPT-125M of vLLM 0.26.0 took 46, 27, 27 and 22 s to start from the second launch on. Kernels that it loads from
+        the caches for the first time may be compiled once more.
         """
         return super().cold(launched) * (1 if "cold" in self.states else 2)
 
