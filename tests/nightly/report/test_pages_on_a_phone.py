@@ -74,5 +74,5 @@ def test_history_fits_phone(browser, tmp_path):
         expect(history.locator(".chart svg")).to_have_count(6, timeout=PATIENCE_MS)
         assert seen.width == 390
         drawn = [" ".join(each.all_text_contents()) for each in history.locator(".chart").all()]
-        assert all("0.20.2" in text and "no difference shown" in text for text in drawn)
+        assert all("0.20.2" in text and "too few launches" in text for text in drawn)
         assert seen.violations() == []
