@@ -2,7 +2,6 @@
 
 import math
 import re
-import shlex
 from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
@@ -115,8 +114,7 @@ def next_command(found: Findings, state: State | None) -> str:
         more = more or {"--slm-resume": "--slm-resume"}
         if not found.archives and len(more) > 1:  # a simulated run keeps nothing that could be resumed
             more.pop("--slm-resume", None)
-        words = [word for word in shlex.split(found.command) if word.partition("=")[0] not in more]
-        return shlex.join([*words, *more.values()])
+        return gate.with_options(found.command, " ".join(more.values()))
     if state is not State.FAILS and "--slm-simulate" in found.command:
         return found.command.replace("--slm-simulate", "--slm-gpu")
     if state is not State.FAILS and found.curves and found.archives:

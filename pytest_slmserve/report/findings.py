@@ -1,6 +1,5 @@
 """All results that a report shows, and texts on the origin and validity of points."""
 
-import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from pytest_slmserve.analysis.metrics.gpu_figures import host_speeds
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, labels
+from pytest_slmserve.report.text_table import short_path
 from pytest_slmserve.report.verdicts import ClaimOutcome, claim_outcomes
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import WorkloadReference
@@ -73,8 +73,7 @@ class Findings:
     @property
     def shown_again(self) -> str:
         """Command that shows the results files; empty without any."""
-        paths = [min(path, os.path.relpath(path), key=len) for path in self.archives]
-        return shlex.join(["slmserve", "report", *paths]) if paths else ""
+        return shlex.join(["slmserve", "report", *map(short_path, self.archives)]) if self.archives else ""
 
     @property
     def where(self) -> str:

@@ -363,6 +363,13 @@ def compared_releases(gated: Gated) -> list[str]:
     return found if "" not in found and len(set(found)) > 1 else []
 
 
+def with_options(command: str, options: str) -> str:
+    """Return a command with these options, in place of options of the same names."""
+    for name in re.findall(r"([\w-]+)(?:=\S+)?", options.replace("-o ", "")):
+        command = re.sub(rf" (?:-o )?{name}(?:=\S+)?(?= |$)", "", command)
+    return f"{command} {options}"
+
+
 def command_after(gated: Gated, found: Findings) -> str:
     """Return the command after a gate, or another next step.
 
@@ -389,10 +396,7 @@ def command_after(gated: Gated, found: Findings) -> str:
     options = options or "-o slm_profile=traces"
     if not found.command:
         return f"the command of this gate again, with {options}"
-    command = found.command
-    for name in re.findall(r"([\w-]+)(?:=\S+)?", options.replace("-o ", "")):
-        command = re.sub(rf" (?:-o )?{name}(?:=\S+)?(?= |$)", "", command)
-    return f"{command} {options}"
+    return with_options(found.command, options)
 
 
 def trust(gated: Gated) -> str:

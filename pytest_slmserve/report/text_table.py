@@ -1,6 +1,7 @@
 """Text for terminals: numbers, tables and wrapped lines."""
 
 import math
+import os
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
+from pathlib import Path
 from textwrap import fill, wrap
 from typing import Generic, Literal, TypeVar
 
@@ -73,6 +75,11 @@ def changed(ratio: Interval | None) -> tuple[str, str]:
 def whole(number: int | None) -> str:
     """Return a number with separators, "16,772"."""
     return ABSENT if number is None else f"{number:,}"
+
+
+def short_path(path: str | Path) -> str:
+    """Return a path as given, or relative to the current folder if that is shorter."""
+    return min(str(path), os.path.relpath(path), key=len)
 
 
 def counted(number: int, what: str) -> str:

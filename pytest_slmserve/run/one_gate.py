@@ -5,7 +5,6 @@ In a pair the sides use the device one after the other (`OneGate`), or both at o
 """
 
 import math
-import os
 import time
 import uuid
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
@@ -37,7 +36,7 @@ from pytest_slmserve.engines.simulated import START_S
 from pytest_slmserve.options.table import Options, joined
 from pytest_slmserve.plan import cases
 from pytest_slmserve.report.gate import beside_texts
-from pytest_slmserve.report.text_table import counted
+from pytest_slmserve.report.text_table import counted, short_path
 from pytest_slmserve.run.executor import count_missing
 from pytest_slmserve.run.session import Session
 from pytest_slmserve.schema.errors import ENDS_WITH, BadUsage, Caches, EngineFailed, Side, naming
@@ -371,7 +370,7 @@ class OneGate:
             except Exception as error:  # a failed trace does not change the verdict
                 written.append(f"{side}: none ({str(error).partition(ENDS_WITH)[0]})")
         at = f"{short_name(self.model)} at {load.max_concurrency}"
-        return f"traces of {at}, in {min(str(place), os.path.relpath(place), key=len)}: {'; '.join(written)}"
+        return f"traces of {at}, in {short_path(place)}: {'; '.join(written)}"
 
 
 BRIEF = 16  # output tokens of the request after a start

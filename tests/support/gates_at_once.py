@@ -22,7 +22,6 @@ from pytest_slmserve.analysis.verdict import State
 
 MARGIN = 0.03
 START_S, PAIR_S = 35.0, 3.4  # of both engines with warm caches; two windows of 1.5 s with a gap of 0.2 s after each
-THROWN_AWAY = 2  # pairs of windows at the beginning of a launch
 SLOW_S = 30.0  # how long the slow part of the noise lasts
 CALIBRATING = (8, 16)  # launches of equal sides, and pairs of windows in each
 
@@ -66,7 +65,7 @@ def series_of(launches: Sequence[Sequence[float]], allowance: Allowance) -> Wind
 
 
 def minutes(launches: int, pairs: int) -> float:
-    return launches * (START_S + (THROWN_AWAY + pairs) * PAIR_S) / 60
+    return launches * (START_S + (side_by_side.THROWN_AWAY + pairs) * PAIR_S) / 60
 
 
 def one_gate(noise: Noise, apart: float, worse: float, calibrates: bool, seed: int) -> Ended:

@@ -195,8 +195,6 @@ def command_line_page() -> str:
 
 @cache
 def gates_of(archive: str) -> list[Gated]:
-    if not archive:
-        return []
     contents = read(BASELINES / f"{archive}.jsonl.xz")
     return [gated for gated, _ in stored_gates(contents.measurements, contents.plans)]
 
@@ -216,7 +214,8 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
             less = [each.claim for each in slow.exact if each.state is State.FAILS]
             found = ", ".join([*(layer for layer, _ in layers(slow.compared)), *less])
             told = f"{row['as']}: {gate.WORDS[slow.outcome]}, {f'worse in: {found}' if found else gate_result(slow)}"
-            same = [f"{gate.WORDS[each.outcome]}, {gate_result(each)}" for each in gates_of(row.get("control", ""))]
+            controls = gates_of(row["control"]) if "control" in row else []
+            same = [f"{gate.WORDS[each.outcome]}, {gate_result(each)}" for each in controls]
             told += f"; the same build: {same[0]}" if same else "; the same build is not gated yet"
         effect = f"{row['effect']:.3g} times the {row['of']}"
         yield (
