@@ -77,11 +77,14 @@ def measured_now(given: argparse.Namespace) -> QuickRun:
         raise BadUsage("--quick measures a model, and reads no files", f"slmserve advise --quick {given.quick}")
     begun, mode = time.monotonic(), [] if plan.has_mode(words) else [plan.MODES[0]]
     name = f"{short_name(given.quick)}-{time.strftime('%Y-%m-%dT%H-%M-%S')}"
-    named = [word.partition("=")[2] for word in words if word.startswith("--slm-records=")]
-    records, log = Path(named[-1]) if named else FOLDER / f"{name}.jsonl", FOLDER / f"{name}.txt"
+    own = argparse.ArgumentParser("slmserve advise --quick", add_help=False, allow_abbrev=False)
+    own.add_argument("--slm-records", type=Path, default=FOLDER / f"{name}.jsonl")
+    own.add_argument("--slm-budget", type=cli.typed(whole_number), default=BUDGET_S)
+    chosen, words = own.parse_known_args(words)
+    records, budget_s, log = chosen.slm_records, chosen.slm_budget, FOLDER / f"{name}.txt"
     serving = [*mode, f"--slm-models={given.quick}"]
-    budget = ["--slm-sweep=adaptive", f"--slm-budget={BUDGET_S}", *([] if named else [f"--slm-records={records}"])]
-    cli.say(f"starting one engine of {given.quick}, then measuring for {BUDGET_S} s at most ...", sys.stderr)
+    budget = ["--slm-sweep=adaptive", f"--slm-budget={budget_s}", f"--slm-records={records}"]
+    cli.say(f"starting one engine of {given.quick}, then measuring for {budget_s} s at most ...", sys.stderr)
     command = [*plan.QUIET, *serving, *budget, *words, "--pyargs", *TESTS]
     _, told, hint = plan.run_pytest(command, log, "Run it in a folder that you can write to.")
     found = read(records).measurements if records.exists() else []
@@ -93,7 +96,7 @@ def measured_now(given: argparse.Namespace) -> QuickRun:
     return QuickRun(
         start_s=found[0].resolved.ready_s,
         measured_s=sum(m.run.window_s[1] for m in found),
-        budget_s=BUDGET_S,
+        budget_s=budget_s,
         all_s=time.monotonic() - begun,
         records=str(records),
         trial=shlex.join(["pytest", *serving, *words, *trial]),

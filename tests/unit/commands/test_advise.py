@@ -166,10 +166,12 @@ def test_quick_advice_starts_one_engine(swept, tmp_path, capsys, monkeypatch):
     assert all(
         fact in seen.words for fact in ("one launch on one host", "of at most 60", "2 at 64", "test_replication_gain")
     )
-    told = said(capsys, "advise", "--quick", "opt-1.3b", "--json", "--", "--slm-records=mine.jsonl")
+    told = said(
+        capsys, "advise", "--quick", "opt-1.3b", "--json", "--", "--slm-records=mine.jsonl", "--slm-budget", "20"
+    )
     found = json.loads(told.out)
     [model], quick = found["models"], found["quick"]
-    assert "--slm-gpu" in commands[1] and "--slm-gpu" in quick["trial"] and quick["budget_s"] == 60
+    assert "--slm-gpu" in commands[1] and "--slm-gpu" in quick["trial"] and quick["budget_s"] == 20
     assert model["answer"].startswith("opt-1.3b: max_num_seqs") and model["second_engine"]["value"] > 0
     assert model["b_opt_least"] <= model["batch"]
 
