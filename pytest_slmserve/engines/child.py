@@ -69,8 +69,12 @@ def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log, indented for an error."""
-    return [f"  | {line}" for line in log.read_text("utf-8", errors="replace").splitlines()[-LOG_LINES:]]
+    """Return the last lines of a log, indented for an error; none if it was removed with its folder."""
+    try:
+        text = log.read_text("utf-8", errors="replace")
+    except OSError:
+        return []
+    return [f"  | {line}" for line in text.splitlines()[-LOG_LINES:]]
 
 
 class Child:

@@ -118,7 +118,7 @@ def test_stubborn_child_is_killed(stubborn, monkeypatch, interrupts):
     with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
         stubborn.end(within_s=60 if interrupts else 0.3)
     assert time.monotonic() - began < 5 and stubborn.process.returncode == -signal.SIGKILL
-    assert not stubborn.folder.exists()
+    assert not stubborn.folder.exists() and "(nothing)" in str(stubborn.failed("ended"))
 
 
 WORKER = Path(worker_package).parent
