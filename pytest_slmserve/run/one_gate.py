@@ -7,10 +7,10 @@ In a pair the sides use the device one after the other (`OneGate`), or both at o
 import math
 import time
 import uuid
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from itertools import chain, count
+from itertools import count
 from pathlib import Path
 
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
@@ -201,8 +201,7 @@ class OneGate:
                 launches = [(side, number) for number in numbers for side in order(number)]
                 started = time.monotonic()
                 with closing(self.launch_in_turn(launches)) as each:
-                    for made, pair in enumerate(zip(each, each), 1):
-                        self.found += chain(*pair)
+                    for made, _ in enumerate(zip(each, each), 1):
                         self.gated = self.judge()
                         session.pair_s[self.model] = made, (time.monotonic() - started) / made
                         if self.over:
@@ -210,8 +209,8 @@ class OneGate:
             assert self.gated is not None
             traced = self.traced(self.gated) if session.options.profile and not session.options.calibrate else ""
         except KeyboardInterrupt:
-            if self.gated:  # the summary shows its progress
-                session.gates.append(self.gated)
+            if self.found:  # the summary shows its progress, also in the interrupted launch
+                session.gates.append(self.judge())
             raise
         finally:
             session.devices.pool.close()
@@ -272,8 +271,8 @@ class OneGate:
     def launches_of_pair(self) -> int:
         return len(SIDES) * len(self.states)
 
-    def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Yield the measurements of each launch, or an empty list for a warm-up.
+    def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[None]:
+        """Measure each launch that is no warm-up, and yield after it.
 
         With enough cores, two pairs are launched at once and wait for their turns, because imports take half of a
         start.
@@ -291,11 +290,25 @@ class OneGate:
                 for place, ((side, number), start) in enumerate(zip(some, starts)):
                     with naming(f"the {side}, {f'pair {number}' if number else 'before the first pair'}"):
                         engine = start()
-                        found = self.measured(number, engine, side, second=bool(place % 2)) if number else []
-                    yield found
+                        if number:
+                            self.serve(number, engine, side, second=bool(place % 2))
+                    yield
 
-    def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Return the measurements of one launch at each load, with outputs and scores if this pair has them.
+    def measure(
+        self,
+        case: cases.Case,
+        name: str,
+        paired: GateLaunch,
+        engine: Engine | None = None,
+        clock: BusyClock | None = None,
+    ) -> ReplicaGroup:
+        """Measure one repeat, write it, and keep it for the evaluation."""
+        group = self.session.executor.measure_once(case, name, paired, engine, clock)
+        self.found += group
+        return group
+
+    def serve(self, number: int, engine: Engine, side: Side, second: bool) -> None:
+        """Measure one launch at each load, with outputs and scores if this pair has them.
 
         Args:
             second: whether it is the second launch of its pair.
@@ -305,16 +318,13 @@ class OneGate:
         paired = self.answered(
             GateLaunch(self.id, number, side, second, caches=self.session.options.gate_caches), engine
         )
-        found: list[Measurement] = []
         for place, load in enumerate(self.loads):
             name, tried = f"{short_name(self.model)} at {load.concurrency}, {side}, pair {number}", list[ReplicaGroup]()
             while count_missing(map(is_clean, tried), 1):
                 case = self.session.planner.case(spec, [self.workload], [self.loads[place]])
-                group = self.session.executor.measure_once(case, name, paired)
-                found += group
+                group = self.measure(case, name, paired)
                 if not self.lengthened(place, group):
                     tried.append(group)
-        return found
 
     def lengthened(self, place: int, group: ReplicaGroup) -> bool:
         """Lengthen the windows of a load if this one had too few steps or no finished request.
@@ -417,20 +427,20 @@ class StartGate(OneGate):
         first_s = cases.DEFAULTS[self.specs["baseline"].platform].first_s  # of one that compiles
         return first_s * self.states.count("cold") / len(self.states)
 
-    def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[list[Measurement]]:
-        """Yield the measurements of each side of a pair, one for each state of the caches."""
+    def launch_in_turn(self, launches: Sequence[tuple[Side, int]]) -> Generator[None]:
+        """Measure each side of a pair in each state of the caches, and yield after it."""
         for side, number in launches:
-            found, states = list[Measurement](), self.states if number else ("warm",)
+            states = self.states if number else ("warm",)
             with caches(states[0], side, self.specs) as folders:
                 for how in states:
                     name = f"the {side}, {f'pair {number}, {how} caches' if number else 'before the first pair'}"
                     with abreast(self.session.devices.pool, [(self.specs[side], folders)]) as (start,), naming(name):
                         engine, second = start(), side != order(number)[0]
                         if number:
-                            found += self.started(engine, GateLaunch(self.id, number, side, second, caches=how))
-            yield found
+                            self.started(engine, GateLaunch(self.id, number, side, second, caches=how))
+            yield
 
-    def started(self, engine: Engine, paired: GateLaunch) -> ReplicaGroup:
+    def started(self, engine: Engine, paired: GateLaunch) -> None:
         engine.differ(f"{paired.side} {paired.pair} {paired.caches}", cold=paired.caches == "cold")
         try:
             naps = [engine.nap() for _ in range(NAPS * self.sleeps)]
@@ -439,8 +449,7 @@ class StartGate(OneGate):
             naps = []
         paired = replace(paired, sleep_s=tuple(slept for slept, _ in naps), wake_s=tuple(woke for _, woke in naps))
         name = f"{short_name(self.model)}, a start with {paired.caches} caches, {paired.side}, pair {paired.pair}"
-        case = self.session.planner.case(engine.spec, [self.workload], [FIRST])
-        return self.session.executor.measure_once(case, name, paired, engine)
+        self.measure(self.session.planner.case(engine.spec, [self.workload], [FIRST]), name, paired, engine)
 
 
 ANSWER = 128  # output tokens of a request in a window at most: windows of a second or two alternate
@@ -522,30 +531,29 @@ class SideBySide(OneGate):
         """Return no side, because the length of a start is not compared."""
         return ()
 
-    def measured(self, number: int, engine: Engine, side: Side, second: bool) -> list[Measurement]:
-        """Return the measurements of both sides once the second has started, and end both."""
+    def serve(self, number: int, engine: Engine, side: Side, second: bool) -> None:
+        """Measure both sides once the second has started, and end both."""
         engine.differ(f"{side} {number}", beside=True)
         self.clock = self.clock or self.session.devices.busy_clock()
         self.living[side] = engine
-        first, own = order(number)[0], number == 1 and self.session.options.calibrate
-        found = [*self.of_one(first, (THROWN_AWAY + FIRST_PAIRS) * second)] if own else []
+        if number == 1 and self.session.options.calibrate:
+            self.of_one(order(number)[0], (THROWN_AWAY + FIRST_PAIRS) * second)
         if second:
             for load in self.loads:
-                found += self.in_turns(number, load)
+                self.in_turns(number, load)
             for each in self.living.values():
                 each.close()
             self.living.clear()
-        return found
 
-    def of_one(self, side: Side, done: int) -> Iterator[Measurement]:
-        """Yield windows of one engine, numbered after `done`, with the other one idle or absent."""
+    def of_one(self, side: Side, done: int) -> None:
+        """Measure windows of one engine, numbered after `done`, with the other one idle or absent."""
         self.lap()
         for window in range(1, THROWN_AWAY + FIRST_PAIRS + 1):
-            yield self.window(WARM_UP, self.loads[-1], done + window, side, False)
+            self.window(WARM_UP, self.loads[-1], done + window, side, False)
 
-    def in_turns(self, number: int, load: ClosedLoop) -> list[Measurement]:
-        """Return windows of one load on both sides, in the order ABBA, until enough of them count."""
-        found, counted_ones, decides = list[Measurement](), list[PairOfWindows](), load not in self.pairs_wanted
+    def in_turns(self, number: int, load: ClosedLoop) -> None:
+        """Measure windows of one load on both sides, in the order ABBA, until enough of them count."""
+        counted_ones, decides = list[PairOfWindows](), load not in self.pairs_wanted
         self.lap()
         for window in count(1):
             if decides and counted_ones and len(counted_ones) % FIRST_PAIRS == 0:
@@ -556,11 +564,10 @@ class SideBySide(OneGate):
                     self.session.say(f"{why}, so each launch of both sides has {pairs} pairs of them")
             most = self.pairs_wanted.get(load, FIRST_PAIRS)
             if len(counted_ones) >= most or window > THROWN_AWAY + most + MAX_DROPPED:
-                return found
+                return
             turn: tuple[Side, ...] = SIDES if window % 2 else SIDES[::-1]
             both = [self.window(number, load, window, side, side != turn[0]) for side in turn]
             counted_ones += windows_that_count(both, self.clock is not None)[0]
-            found += both
         raise AssertionError("windows have no end")
 
     def lap(self) -> None:
@@ -576,5 +583,5 @@ class SideBySide(OneGate):
             f"{short_name(self.model)} at {load.concurrency}, {f'launch {number} of both sides' if number else 'alone'}"
         )
         case = self.session.planner.case(spec, [self.workload], [load])
-        [found] = self.session.executor.measure_once(case, name, paired, engine, self.clock)
+        [found] = self.measure(case, name, paired, engine, self.clock)
         return found

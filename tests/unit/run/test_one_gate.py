@@ -129,6 +129,23 @@ def test_clear_gate_ends_early(opened, given, launches, outcome):
     assert [n for n in range(10) if over(n, refused={"seconds"})] == [8, 9]
 
 
+@pytest.mark.parametrize(("windows", "launches"), [(2, 0), (LEAST + 3, 1)])
+def test_interrupted_gate_shows_its_windows(opened, monkeypatch, windows, launches):
+    """The interrupted launch counts in the last screen if enough of its windows were measured."""
+    session, whole = opened(engine_arg=[*STEADY, "noise=0.02"], **UNCLEAR), SideBySide.window
+
+    def interrupted(self, number, load, window, side, second):
+        if window > windows:
+            raise KeyboardInterrupt
+        return whole(self, number, load, window, side, second)
+
+    monkeypatch.setattr(SideBySide, "window", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Gates(session).of(MODEL)
+    [gated] = session.gates
+    assert len(gated.pairs) == launches and len(stored(session)) == 2 * windows
+
+
 def test_noisy_launches_get_equal_windows(opened, monkeypatch):
     gated = Gates(opened(engine_arg=[*STEADY, "noise=0.02"], **UNCLEAR)).of(MODEL)
     assert len(gated.windows) == 4 and FIRST_PAIRS < gated.windows[0] <= 40 and len({*gated.windows}) == 1
