@@ -468,10 +468,10 @@ def engine_arguments(spec: EngineSpec, model: str) -> dict[str, Any]:
         "disable_log_stats": False,
         **{name: getattr(spec, name) for name in sorted(OWN_FIELDS)},
     }
-    if spec.platform == "cuda":
+    if spec.platform == "cuda" or not spec.kv_cache_bytes:
         arguments["gpu_memory_utilization"] = spec.gpu_memory_utilization
-        if spec.kv_cache_bytes:
-            arguments["kv_cache_memory_bytes"] = spec.kv_cache_bytes
+    if spec.platform == "cuda" and spec.kv_cache_bytes:
+        arguments["kv_cache_memory_bytes"] = spec.kv_cache_bytes
     if spec.tensor_parallel_size > 1:
         arguments["tensor_parallel_size"] = spec.tensor_parallel_size
     for name, value in spec.extra:  # objects come as their JSON text (`options.table.argument`)
@@ -498,7 +498,8 @@ def engine_environment(spec: EngineSpec, inherited: Mapping[str, str], cores: Co
     parts = [ours[i * each : (i + 1) * each] for i in range(spec.tensor_parallel_size)]
     bound = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(",".join(map(str, part)) for part in parts)}
     if spec.platform == "cpu":
-        env |= {"VLLM_CPU_KVCACHE_SPACE": str(spec.kv_cache_bytes // GIB)} | (bound if several else {})
+        kv_cache = {"VLLM_CPU_KVCACHE_SPACE": str(spec.kv_cache_bytes // GIB)} if spec.kv_cache_bytes else {}
+        env |= kv_cache | (bound if several else {})
     visible = env.get("CUDA_VISIBLE_DEVICES", "")
     if spec.platform == "cuda" and (several or spec.gpu > 0 or visible):
         devices = [device.strip() for device in visible.split(",") if device.strip()]

@@ -146,10 +146,10 @@ def engine_spec(
         why = f"vLLM serves {method} weights on GPUs of compute capability 7.5 and more"
         hint = "Use another GPU, or --slm-quantization gptq for a model that was quantized so."
         raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
-    if platform == "cpu":
-        return spec
-    weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
     left_to_engine = spec.arguments.get("kv_cache_memory_bytes", 0) is None
+    if platform == "cpu":
+        return replace(spec, kv_cache_bytes=0) if left_to_engine else spec
+    weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
     if (weights is None or left_to_engine or kv_cache.has_draft_weights(spec)) and platform != "simulated":
         return replace(spec, kv_cache_bytes=0)  # the engine knows better how much memory is left
     there = environment.gpu_memory_bytes or IMAGINED_GPU_BYTES

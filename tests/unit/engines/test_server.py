@@ -38,6 +38,7 @@ OURS = str(server.WORKER.parent)
     (CUDA, {"disable_log_stats": False}),  # else there is no step trace
     (CUDA, {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 3 * GIB}),
     (CPU, {"gpu_memory_utilization": None, "kv_cache_memory_bytes": None}),  # it is a variable
+    (replace(CPU, kv_cache_bytes=0), {"gpu_memory_utilization": 0.9, "kv_cache_memory_bytes": None}),
     (replace(CUDA, load_format="auto"), {"load_format": "auto", "tensor_parallel_size": None}),
     (replace(CUDA, extra=tuple(FURTHER.items())), {**FURTHER, "config": {"level": 3}}),  # they come last
 ])  # fmt: skip
@@ -51,6 +52,7 @@ def test_engine_arguments_include_every_limit(spec, wanted):
     (CPU, {VISIBLE: "2,3"}, {"VLLM_CPU_KVCACHE_SPACE": "2", VISIBLE: "2,3", THREADS: None}),
     (CUDA, {"HOME": "/me"}, {"HOME": "/me", "PYTHONPATH": OURS, "HF_HUB_OFFLINE": "1"}),
     (CUDA, {}, {"VLLM_CPU_KVCACHE_SPACE": None}),
+    (replace(CPU, kv_cache_bytes=0), {}, {"VLLM_CPU_KVCACHE_SPACE": None}),
     (replace(CUDA, load_format="auto"), {}, {"HF_HUB_OFFLINE": None}),  # which dummy weights do not need
     (replace(CUDA, env=(("HF_HUB_OFFLINE", "0"),)), {"HF_HUB_OFFLINE": "7"}, {"HF_HUB_OFFLINE": "0"}),
     (CUDA, {"PYTHONPATH": "/inherited"}, {"PYTHONPATH": f"{OURS}:/inherited"}),

@@ -218,6 +218,7 @@ def test_engine_spec_sets_every_limit(tmp_path):
     assert predicted_blocks(spec) is kv_capacity(spec, 768) is None
     assert elsewhere("simulated", model).kv_cache_bytes == int(0.9 * 140 * GIB) - RESERVE_BYTES
     assert elsewhere("cpu", model).max_model_len == 64
+    assert elsewhere("cpu", engine_arg=["kv_cache_memory_bytes=null"]).kv_cache_bytes == 0
 
 
 @pytest.mark.parametrize("name", GIVEN)
