@@ -75,7 +75,8 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
     asked = each[0].workload.spec
-    model = f"{gated.model}, {asked.output}" if asked.response_format else gated.model
+    special = asked.kind if asked.kind != "generate" else asked.output if asked.response_format else ""
+    model = ", ".join(filter(None, (gated.model, special)))
     host = ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
     for one in gated.compared:
         name, refused = one.name, gated.refused.get(one.name, "")

@@ -4,6 +4,7 @@ were not."""
 import re
 from dataclasses import replace
 
+import pytest
 from launches import launch_of_both, pair_of_launches, pairs
 from planted import gated
 from sections import tables_of
@@ -62,6 +63,15 @@ def test_ledger_names_other_differing_settings():
 
 def eager(measured):
     return [replace(m, spec=replace(m.spec, enforce_eager=m.paired.side == "candidate")) for m in measured]
+
+
+@pytest.mark.parametrize(("asked", "name"), [
+    ({"response_format": "json"}, "opt-1.3b, JSON"), ({"kind": "embed"}, "opt-1.3b, embed")
+])  # fmt: skip
+def test_ledger_names_unusual_requests(asked, name):
+    measured = [replace(m, workload=replace(m.workload, spec=replace(m.workload.spec, **asked))) for m in pairs(4)]
+    first, _ = ledger_sections([between("0.24.0", "0.25.1", measured), between("0.25.1", "0.26.0", pairs(4))])
+    assert next(iter(rows(first).values()))[0] == name
 
 
 def test_single_step_has_no_ledger():
