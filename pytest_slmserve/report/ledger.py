@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from pytest_slmserve.analysis.estimates import percent
 from pytest_slmserve.analysis.gate import diagnosis
@@ -9,7 +10,7 @@ from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.report.gate import LOOKS, WORDS, compared_releases
-from pytest_slmserve.report.section import Part, Section, Table
+from pytest_slmserve.report.section import Part, Section, Table, renamed
 from pytest_slmserve.report.text_table import ABSENT, Column, interval_text
 from pytest_slmserve.schema.records import release
 
@@ -52,12 +53,14 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
         if sides := tuple(compared_releases(gated)):
             found.setdefault(sides, []).append(gated)
     for sides in sorted(found, key=lambda each: [*map(release, each)]) if len(found) > 1 else ():
-        rows = [row for gated in found[sides] for row in ledger_rows(gated)]
-        outcome, judged = all_of(gated.outcome for gated in found[sides]), [row.compared for row in rows]
-        ends = [end for each in judged if each.gated and (end := most_worse(each)) is not None]
+        by_gate = [[*ledger_rows(gated)] for gated in found[sides]]
+        rows, outcome = [*chain(*by_gate)], all_of(gated.outcome for gated in found[sides])
+        ends = [end for row in rows if row.compared.gated and (end := most_worse(row.compared)) is not None]
         title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
         if outcome is State.PASSES and ends:
             title += f", at most {percent(max(ends))} worse in all that is judged"
+        if failed := [each[0].model for each in by_gate if any(row.compared.outcome is State.FAILS for row in each)]:
+            title += f" with {' and with '.join(dict.fromkeys(failed))}"
         measured = ([m for gated in found[sides] for m in gated.measurements(side)] for side in SIDES)
         told = [each for each in diagnosis.fact_differences(*measured) if each.field not in SET_BY_SIDES]
         values = (f"{each.field} {_either(each.baseline)} -> {_either(each.candidate)}" for each in told)
@@ -87,11 +90,11 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
         if len(each) == 1 and not name.startswith("s to start"):
             name += ends[", large load"]
         said = ["not judged: the host decides" if refused else WORDS[one.outcome]]
-        if one.outcome is State.FAILS and one.name in slower:
-            said.append(f"slower in: {slower[one.name]}")
+        if one.outcome is State.FAILS and slower:  # the share of time with a kernel names the host, and has no row
+            said.append(f"slower in: {slower.get(one.name, ' and '.join(slower.values()))}")
         elif one.outcome is State.INCONCLUSIVE and one.detectable and not refused:
             said.append(f"{percent(one.detectable)} worse would have been found")
-        yield LedgerRow(model, host, name, one, ", ".join(said))
+        yield LedgerRow(model, host, renamed(name, each[0].workload.unit), one, ", ".join(said))
         model = host = ""
 
 

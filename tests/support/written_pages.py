@@ -206,6 +206,10 @@ def gate_result(gated: Gated) -> str:
     return ", ".join([*found, *(f"{each.claim} {gate.WORDS[each.state]}" for each in gated.exact)])
 
 
+def at_load(gated: Gated) -> str:
+    return f"{gated.model} at {gated.pairs[0].baseline.measurements[0].load.concurrency}"
+
+
 def museum_rows() -> Iterator[tuple[str, ...]]:
     for row in json.loads((CHECKOUT / "studies" / "museum.json").read_text("utf-8")):
         told = f"needs {row.get('needs')}"
@@ -216,7 +220,8 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
             told = f"{row['as']}: {gate.WORDS[slow.outcome]}, {f'worse in: {found}' if found else gate_result(slow)}"
             controls = gates_of(row["control"]) if "control" in row else []
             same = [f"{gate.WORDS[each.outcome]}, {gate_result(each)}" for each in controls]
-            told += f"; the same build: {same[0]}" if same else "; the same build is not gated yet"
+            other = "".join(f" ({at_load(each)})" for each in controls if at_load(each) != at_load(slow))
+            told += f"; the same build{other}: {same[0]}" if same else "; the same build is not gated yet"
         effect = f"{row['effect']:.3g} times the {row['of']}"
         yield (
             f"[{row['thread'].removeprefix('vllm-project/vllm')}]({row['url']})",

@@ -33,11 +33,11 @@ def test_ledger_orders_release_verdicts():
     old = between("0.9.2", "0.10.0", pairs(4, speed=0.9))
     new = between("0.24.0", "0.25.1", pairs(4, speed=0.99))
     first, second = ledger_sections([new, old])
-    assert (first.title, first.look) == ("vLLM 0.9.2 -> 0.10.0: fail", "bad")
+    assert (first.title, first.look) == ("vLLM 0.9.2 -> 0.10.0: fail with opt-1.3b", "bad")
     assert second.title == "vLLM 0.24.0 -> 0.25.1: pass, at most 1% worse in all that is judged"
     assert second.look == "good" and first.parts[-1] == "what else differs: nothing"
-    assert rows(first)["output tokens/s at 64"] == ("opt-1.3b", "0.9000", "fail")
-    assert rows(first)["mean E2E at 8"] == ("", "1.1111", "fail")
+    assert rows(first)["output tokens/s at 64"] == ("opt-1.3b", "0.9000", "fail, slower in: kernels")
+    assert rows(first)["mean E2E at 8"] == ("", "1.1111", "fail, slower in: kernels")
     assert rows(second)["s to start"][2] == "pass"
     assert "| output tokens/s at 64 | 0.9000 |" in section_markdown(first)
 
@@ -66,12 +66,17 @@ def eager(measured):
 
 
 @pytest.mark.parametrize(("asked", "name"), [
-    ({"response_format": "json"}, "opt-1.3b, JSON"), ({"kind": "embed"}, "opt-1.3b, embed")
+    ({"response_format": "json"}, ("opt-1.3b, JSON", "output tokens/s at 64")),
+    ({"kind": "embed"}, ("opt-1.3b, embed", "texts/s at 64")),
 ])  # fmt: skip
 def test_ledger_names_unusual_requests(asked, name):
-    measured = [replace(m, workload=replace(m.workload, spec=replace(m.workload.spec, **asked))) for m in pairs(4)]
+    kind = asked.get("kind", "generate")
+    measured = [
+        replace(m, workload=replace(m.workload, spec=replace(m.workload.spec, **asked), kind=kind)) for m in pairs(4)
+    ]
     first, _ = ledger_sections([between("0.24.0", "0.25.1", measured), between("0.25.1", "0.26.0", pairs(4))])
-    assert next(iter(rows(first).values()))[0] == name
+    endpoint, (model, *_) = next(iter(rows(first).items()))
+    assert (model, endpoint) == name
 
 
 def test_single_step_has_no_ledger():
