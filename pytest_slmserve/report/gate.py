@@ -231,7 +231,8 @@ def gate_section(gated: Gated) -> Section:
             explained = difference_parts(diagnosis.fact_differences(*sides))
         parts += [Details("Where the time goes, and what differs"), *explained]
     ticks = ["launches of both sides"] if gated.terms.together else []
-    return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared, *ticks))
+    unit = next((m.workload.unit for m in gated.measurements("baseline")), "")
+    return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared, *ticks), unit=unit)
 
 
 def stages_by_caches(gated: Gated) -> dict[Caches, tuple[Change, ...]]:

@@ -65,7 +65,8 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
         told = [each for each in diagnosis.fact_differences(*measured) if each.field not in SET_BY_SIDES]
         values = (f"{each.field} {_either(each.baseline)} -> {_either(each.candidate)}" for each in told)
         parts: list[Part] = [Table(rows, COLUMNS, caption=title, always=len(COLUMNS))]
-        yield Section(title, [*parts, f"what else differs: {'; '.join(values) or 'nothing'}"], LOOKS[outcome])
+        parts.append(f"what else differs: {'; '.join(values) or 'nothing'}")
+        yield Section(title, parts, LOOKS[outcome], unit="token")  # rows name their own
 
 
 def _either(values: Iterable[str | None]) -> str:

@@ -507,7 +507,7 @@ def load_section(m: Measurement, terms: ValidityCriteria) -> Section:
     drawn: Callable[[], Iterator[Chart]] = partial(latency_charts, {float(m.load.max_concurrency or 0): [m]})
     if is_windowed(m.load):
         drawn = partial(_rate_charts, [m], terms)
-    return Section(title, parts, charts=drawn)
+    return Section(title, parts, charts=drawn, unit=m.workload.unit)
 
 
 def _rate_charts(points: Sequence[Measurement], terms: ValidityCriteria) -> Iterator[Chart]:

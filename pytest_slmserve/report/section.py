@@ -176,6 +176,7 @@ class Section:
     look: Look = "open"  # how an HTML report marks the title
     charts: Callable[[], Iterable[Chart]] = tuple  # only for an HTML report, because fits take time
     name: str = ""  # heading in an HTML report, if several sections have this title
+    unit: str = ""  # of its outputs, if all its requests have the same; otherwise that of the report
 
     @property
     def drawn(self) -> dict[str, list[Chart]]:
@@ -202,6 +203,7 @@ def in_units(shown: Any, unit: str) -> Any:
             caption, heading = renamed(shown.caption, unit), renamed(shown.heading, unit)
             return replace(shown, columns=[*map(called, shown.columns)], caption=caption, heading=heading)
         case Section():
+            unit = shown.unit or unit
             parts = {"parts": in_units(list(shown.parts), unit), "title": renamed(shown.title, unit)}
             return replace(shown, **parts, charts=lambda: (in_units(chart, unit) for chart in shown.charts()))
         case Legend() | Named() | Cells() | Chart():

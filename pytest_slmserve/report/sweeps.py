@@ -98,7 +98,8 @@ def sweep_section(curve: Curve, label: str, found: Findings) -> Section:
     parts.append(Table(step_rows(curve), STEP, caption=f"{STEP_TITLE}, {label}"))
     parts += goodput_parts(goodput_rows(curve, found.slo), found.slo) if found.slo else []
     parts.append(Named(list(findings(curve, tolerance, found.b_half))))
-    return Section(title, parts, name=label, charts=partial(sweep_charts, curve, tolerance))
+    unit = curve.workload.unit if curve.workload else ""
+    return Section(title, parts, name=label, charts=partial(sweep_charts, curve, tolerance), unit=unit)
 
 
 def heading(curve: Curve) -> Iterator[str]:

@@ -1,5 +1,7 @@
 """A section as text of a terminal, as Markdown that obeys nothing of what others wrote, and as charts."""
 
+from dataclasses import replace
+
 import pytest
 from sections import difference
 
@@ -40,6 +42,9 @@ def test_section_formats_match_expected_file():
     other = in_units(shown, "pair")
     assert "token" not in text_of(other) and text_of(other).count("pair") == text_of(shown).count("token") == 5
     assert in_units(shown, "token") is shown and other.parts[1].rows is shown.parts[1].rows
+    own = [in_units(replace(shown, unit=unit), "pair") for unit in ("token", "text")]
+    assert [text_of(each).count("pair") for each in own] == [0, 0] and text_of(own[0]) == text_of(shown)
+    assert text_of(own[1]) == text_of(in_units(shown, "text"))
     [chart] = other.charts()
     assert (chart.title, chart.spec) == ("of a pair", {"title": "pairs/s", "data": [{"output_tokens_per_s": 1}]})
     before, after = of.Cells("tokens", ["a token"], [["1"]], [True]), of.Cells("texts", ["a text"], [["1"]], [True])
