@@ -81,7 +81,7 @@ between two that are far apart, use [`slmserve bisect`](compare-releases.md).
 This command prints the tables below from the committed results files:
 
 ```sh
-slmserve report benchmarks/baselines/h200-vllm-0.2*-0.2*-gate*.jsonl.xz
+slmserve report benchmarks/baselines/*vllm-0.*-0.*.jsonl.xz
 ```
 """
 MUSEUM = """## Regressions that people reported
