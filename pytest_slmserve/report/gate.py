@@ -231,8 +231,13 @@ def gate_section(gated: Gated) -> Section:
             explained = difference_parts(diagnosis.fact_differences(*sides))
         parts += [Details("Where the time goes, and what differs"), *explained]
     ticks = ["launches of both sides"] if gated.terms.together else []
-    unit = next((m.workload.unit for m in gated.measurements("baseline")), "")
-    return Section(title(gated), parts, LOOKS[gated.outcome], partial(gate_charts, gated.compared, *ticks), unit=unit)
+    charts = partial(gate_charts, gated.compared, *ticks)
+    return Section(title(gated), parts, LOOKS[gated.outcome], charts, unit=unit_of(gated))
+
+
+def unit_of(gated: Gated) -> str:
+    """Return the unit of the outputs; empty without pairs."""
+    return next((m.workload.unit for m in gated.measurements("baseline")), "")
 
 
 def stages_by_caches(gated: Gated) -> dict[Caches, tuple[Change, ...]]:
@@ -355,7 +360,8 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     more = [f"not judged: {' and '.join(gated.refused)}"] if gated.refused else []
     why = "; ".join(filter(None, (why, *more, next_step(gated)[0])))
     answer = f"{outcome.value.upper()}: {answer}{several}"
-    return FiveLines(answer, why, command_after(gated, found), trust(gated), found.where, LOOKS[outcome])
+    told = answer, why, command_after(gated, found), trust(gated), found.where
+    return FiveLines(*told, LOOKS[outcome], unit_of(gated))
 
 
 def compared_releases(gated: Gated) -> list[str]:

@@ -108,7 +108,8 @@ def screen(found: Findings, most: int = MOST_LINES) -> list[Line]:
     """Return the colored lines of the summary, at most `most` if they can shrink that far."""
     five = answer_of(found)
     served = (part.in_units(found.unit) for part in (*_measured_parts(found), *_gate_parts(found, five)))
-    full = [*([_answer_part(five).in_units(found.unit)] if five else []), *served, *_judged_parts(found, five)]
+    answers = [_answer_part(five).in_units(five.unit or found.unit)] if five else []
+    full = [*answers, *served, *_judged_parts(found, five)]
     for longest in LONGEST:
         parts = [part.within(longest) for part in full]
         if sum(len(part.lines) for part in parts) <= most:

@@ -140,6 +140,7 @@ class FiveLines:
         do_this: command to paste, or another next step.
         trust: basis of the answer.
         where: place of the evidence.
+        unit: of its outputs, or "" for that of the report.
     """
 
     answer: str
@@ -148,10 +149,11 @@ class FiveLines:
     trust: str
     where: str
     look: Look = "open"
+    unit: str = ""
 
     @property
     def named(self) -> dict[str, str]:
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "look"}
+        return {name: getattr(self, name) for each in fields(self) if (name := each.name) not in ("look", "unit")}
 
     @property
     def below(self) -> list[str]:
@@ -160,7 +162,7 @@ class FiveLines:
 
     @property
     def section(self) -> Section:
-        return Section(self.answer, self.below, self.look)
+        return Section(self.answer, self.below, self.look, unit=self.unit)
 
 
 # A string is one or several lines; an empty one is an empty line.

@@ -16,7 +16,7 @@ from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import findings, gate
 from pytest_slmserve.report.page.writer import page_content
 from pytest_slmserve.report.screen import screen
-from pytest_slmserve.report.section import section_markdown, section_text
+from pytest_slmserve.report.section import in_units, section_markdown, section_text
 from pytest_slmserve.schema import records, sensors
 
 NOISY = [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
@@ -68,6 +68,17 @@ def of_releases(measured, *releases):
     sides = dict(zip(("baseline", "candidate"), releases))
     found = [(m, replace(m.environment, vllm=sides[m.paired.side])) for m in measured]
     return [replace(m, environment=environment) for m, environment in found]
+
+
+def test_gates_keep_units_in_mixed_report():
+    plain = pairs(4, speed=0.9)
+    embedded = [replace(m, workload=replace(m.workload, kind="embed")) for m in plain]
+    found = findings.Findings(gates=[gated(embedded), gated(plain)])
+    assert found.unit == "output"
+    for each, unit in zip(found.gates, ("texts/s", "output tokens/s")):
+        for section in (gate.gate_section(each), gate.five_lines([each], found).section):
+            text = section_text(in_units(section, found.unit))
+            assert f" {unit}" in text.replace("\n", " ") and "outputs/s" not in text
 
 
 def test_five_lines_tell_worst_gate():
