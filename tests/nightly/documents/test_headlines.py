@@ -22,6 +22,7 @@ from pytest_slmserve.analysis.compare.changes import TOLERANCE, compare
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.points import Point, point_of, ratio
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement, hosts_of
 from pytest_slmserve.schema.specs import is_steady
@@ -132,6 +133,22 @@ def gate_of_two_releases() -> list[str]:
     return [*said, f"within {100 * seen.margin:.0f}%", f"slower by {100 * (1 - high):.1f}% to {100 * (1 - low):.1f}%"]
 
 
+def gates_of_json() -> list[str]:
+    """Output tokens/s of vLLM 0.24.0 with JSON, relative to 0.23.0, by all gates of the two; one of them fails."""
+    found = {}
+    for name in names_of("h200-vllm-0.23.0-0.24.0-gate-json*"):
+        stored = read(BASELINES / f"{name}.jsonl.xz")
+        ((gated, _),) = stored_gates(stored.measurements, stored.plans)
+        found[gated.model] = next(one for one in gated.gated if one.name == "output tokens/s")
+    assert [model for model, seen in found.items() if seen.outcome is State.FAILS] == ["opt-13b"]
+    digits = {"gemma-3-270m": 2}
+    return [
+        f"{seen.ratio.value:.{n}f}{TIMES} ({seen.ratio.low:.{n}f} to {seen.ratio.high:.{n}f})"
+        for model, seen in found.items()
+        if (n := digits.get(model, 3)) and seen.ratio
+    ]
+
+
 def clients() -> list[str]:
     """The 99th percentile of the error with 1,000 streams at once, of all committed results."""
     errors: dict[str, list[float]] = {}
@@ -168,6 +185,7 @@ IDLE, BUSY = partial(two_engines, 0, 0.5), partial(two_engines, 0.9, 1.01)
 HEADLINES = [  # the page, how the paragraph or table begins, and the numbers that it has to hold
     ("docs/accuracy.md", "| client |", clients),
     ("docs/results.md", "- [The gate of 0.26.0 against 0.20.2]", gate_of_two_releases),
+    ("docs/results.md", "- Structured output is an exception.", gates_of_json),
     ("docs/results.md", "- [Qwen3 4B at concurrency 256]", larger_graphs),
     ("docs/results.md", "| busy share of a single engine", IDLE),
     ("docs/results.md", "| busy share of a single engine", BUSY),
@@ -177,6 +195,7 @@ HEADLINES = [  # the page, how the paragraph or table begins, and the numbers th
 CONTRADICTED = [  # sentences that archives of other hosts, or a second repeat, contradict
     (clients, "this client 0.01 ms, sglang's 85, aiperf's 95, vLLM's `bench serve` 437"),
     (gate_of_two_releases, f"throughput 0.996{TIMES} (0.977 to 0.999), within 3%: passes; start: not known"),
+    (gates_of_json, f"0.978{TIMES} (0.965 to 0.991), and a small model 0.70{TIMES} (0.47 to 1.06)"),
     (larger_graphs, f"1.89{TIMES} (1.12 to 3.20) the tokens/s; `slmserve advise` says where to try it"),
     (larger_graphs, f"on one host 1.89{TIMES} (1.12 to 3.20; 2 repeats of each) the tokens/s"),
     (IDLE, f"2.3{TIMES} as much if one engine keeps the GPU busy for 37% of the time"),
