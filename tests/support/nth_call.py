@@ -33,7 +33,7 @@ def failures(folder: Path, writer: str, error: str) -> tuple[int, list[str]]:
 
 def each_failure(folder: Path, writer: str, error: str) -> Iterator[str]:
     """Yield what was wrong with each run, or ""."""
-    from campaign import SECOND, put_ready, writing
+    from campaign import MADE, SECOND, put_ready, writing
     from judged import Case
 
     case, told = Case(folder), folder / "told"
@@ -53,7 +53,7 @@ def each_failure(folder: Path, writer: str, error: str) -> Iterator[str]:
         second = next(case.temporary.glob(SECOND), None)
         case.records = str(second or f"out/{'t' if writer == 'torn' else 'r'}.jsonl")
         try:
-            kept = seen.text.count("MEASURED")
+            kept = seen.text.count(MADE)
             case.judge("n-th call", seen, (0, 1, 3, 4, 10), kept=kept, may_stay=[SECOND])
             assert writer != "four" or kept == (0 if seen.status == 4 else 4), seen.text
             yield ""

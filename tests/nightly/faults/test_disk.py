@@ -4,7 +4,6 @@ own is written, and no number is another."""
 
 import os
 import random
-import re
 import resource
 import shutil
 import subprocess
@@ -12,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from campaign import CHANGES, LINKS, WRITERS, change_disk, good_archive, link_at, places_of_writes, run_four
+from campaign import CHANGES, LINKS, MADE, WRITERS, change_disk, good_archive, link_at, places_of_writes, run_four
 from judged import ANSWERED, PLANTED, Case
 from nth_call import ERRORS, failures
 
@@ -68,7 +67,7 @@ def test_full_disk_ends_measuring(case: Case) -> None:
 
     seen = case.fork(work)
     case.records = "kept/r.jsonl"
-    made = len(re.findall(r"MEASURED(?!:)", seen.text))
+    made = seen.text.count(MADE)
     case.judge("disk", seen, (1,), "and no second file can be written", kept=made)
     assert 0 < made < 3 and seen.text.count("MEASURES") == made + 1, seen.text
     assert [path.name for path in (case.folder / "kept").iterdir()] == ["r.jsonl"]
