@@ -613,7 +613,8 @@ class RayEngines:
                 elif deployments.CLAIM not in judged and any(m.neighbours for m in session.results.measurements()):
                     session.note(UNCHECKED)
                 self._ran.clear()
-        finally:
+        finally:  # afterwards there is no Ray to ask, and a call of it would start another cluster
+            self._calls, self._engines = {}, []
             self._undo.close()
 
     def _need(self, engine: Engines) -> Need:

@@ -338,6 +338,16 @@ def test_lost_engine_begins_again(run, ends, begun, said):
     assert len([note for note in notes if note.startswith(said)]) == 1, notes
 
 
+def test_interrupted_close_leaves_ray_alone(run):
+    """Ray is shut down after it, and would start another cluster if it were asked again."""
+    on_cluster = run()
+    on_cluster.ray.wait = Mock(side_effect=KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        on_cluster.engines.close()
+    on_cluster.engines.close()
+    assert on_cluster.ray.wait.call_count == 1
+
+
 def test_unclean_repeat_gets_extra_attempt(run):
     on_cluster = run(engine_arg=["preempt_from=8"])
     assert on_cluster.failures() == {}
