@@ -36,12 +36,17 @@ MARKS = {
 }
 
 
+def text_of(log: Path) -> str:
+    """Return the text of a log; empty if it was removed with its folder, because the child was killed."""
+    try:
+        return log.read_text("utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def stage_of(log: Path) -> str:
     """Return the current stage of an engine's start, by the last mark in its log."""
-    try:
-        text = log.read_text("utf-8", errors="replace")
-    except OSError:  # the log was removed with its folder, because the start has failed
-        return IMPORTING
+    text = text_of(log)
     last = max(MARKS, key=text.rfind)
     return MARKS[last] if last in text else IMPORTING
 
@@ -69,12 +74,8 @@ def undone_on_error(undo: Callable[[], object]) -> Iterator[None]:
 
 
 def last_lines(log: Path) -> list[str]:
-    """Return the last lines of a log, indented for an error; none if it was removed with its folder."""
-    try:
-        text = log.read_text("utf-8", errors="replace")
-    except OSError:
-        return []
-    return [f"  | {line}" for line in text.splitlines()[-LOG_LINES:]]
+    """Return the last lines of a log, indented for an error."""
+    return [f"  | {line}" for line in text_of(log).splitlines()[-LOG_LINES:]]
 
 
 class Child:

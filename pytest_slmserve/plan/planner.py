@@ -147,8 +147,8 @@ def engine_spec(
         hint = "Use another GPU, or --slm-quantization gptq for a model that was quantized so."
         raise BadUsage(f"{model}: {why}, and {environment.gpu_name} has 7.0", hint)
     left_to_engine = spec.arguments.get("kv_cache_memory_bytes", 0) is None
-    if platform == "cpu":
-        return replace(spec, kv_cache_bytes=0) if left_to_engine else spec
+    if platform == "cpu" and not left_to_engine:
+        return spec
     weights = kv_cache.weight_bytes(spec, kv_cache.value_bytes(spec) or 2)
     if (weights is None or left_to_engine or kv_cache.has_draft_weights(spec)) and platform != "simulated":
         return replace(spec, kv_cache_bytes=0)  # the engine knows better how much memory is left

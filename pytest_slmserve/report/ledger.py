@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from pytest_slmserve.analysis.estimates import percent
 from pytest_slmserve.analysis.gate import diagnosis
@@ -53,14 +52,14 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
         if sides := tuple(compared_releases(gated)):
             found.setdefault(sides, []).append(gated)
     for sides in sorted(found, key=lambda each: [*map(release, each)]) if len(found) > 1 else ():
-        by_gate = [[*ledger_rows(gated)] for gated in found[sides]]
-        rows, outcome = [*chain(*by_gate)], all_of(gated.outcome for gated in found[sides])
+        rows = [row for gated in found[sides] for row in ledger_rows(gated)]
+        outcome = all_of(gated.outcome for gated in found[sides])
         ends = [end for row in rows if row.compared.gated and (end := most_worse(row.compared)) is not None]
         title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
         if outcome is State.PASSES and ends:
             title += f", at most {percent(max(ends))} worse in all that is judged"
-        if failed := [each[0].model for each in by_gate if any(row.compared.outcome is State.FAILS for row in each)]:
-            title += f" with {' and with '.join(dict.fromkeys(failed))}"
+        if failed := dict.fromkeys(served(gated) for gated in found[sides] if gated.outcome is State.FAILS):
+            title += f" with {' and with '.join(failed)}"
         measured = ([m for gated in found[sides] for m in gated.measurements(side)] for side in SIDES)
         told = [each for each in diagnosis.fact_differences(*measured) if each.field not in SET_BY_SIDES]
         values = (f"{each.field} {_either(each.baseline)} -> {_either(each.candidate)}" for each in told)
@@ -73,14 +72,19 @@ def _either(values: Iterable[str | None]) -> str:
     return " or ".join(ABSENT if value is None else value for value in values)
 
 
+def served(gated: Gated) -> str:
+    """Return the model, with the kind of its requests if they are not for free text."""
+    asked = gated.pairs[0].baseline.measurements[0].workload.spec
+    special = asked.kind if asked.kind != "generate" else asked.output if asked.response_format else ""
+    return ", ".join(filter(None, (gated.model, special)))
+
+
 def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     """Yield a row for each endpoint that is gated, or not judged because the host decides it."""
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
-    asked = each[0].workload.spec
-    special = asked.kind if asked.kind != "generate" else asked.output if asked.response_format else ""
-    model = ", ".join(filter(None, (gated.model, special)))
+    model = served(gated)
     host = ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
     for one in gated.compared:
         name, refused = one.name, gated.refused.get(one.name, "")

@@ -49,13 +49,13 @@ def judge_each(case: Case, category: str, works: Iterable[tuple[str, Callable[[]
 # Disk: the fault comes after the second measurement of four, from the run's own test, always at the same place
 
 MADE = "a repeat is made"  # what the test below prints
-FOUR_POINTS = """
+FOUR_POINTS = f"""
 import os, pathlib, shutil, pytest
 
 @pytest.mark.slm(points=[("opt-125m", load) for load in (1, 2, 4, 8)])
 def test_point(slm_point, request, pytestconfig):
     assert slm_point.measure()
-    print("a repeat is made")
+    print({MADE!r})
     path = pathlib.Path(pytestconfig.getoption("--slm-records"))
     if "-4" in request.node.name:
         PLANTED

@@ -218,10 +218,12 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
             less = [each.claim for each in slow.exact if each.state is State.FAILS]
             found = ", ".join([*(layer for layer, _ in layers(slow.compared)), *less])
             told = f"{row['as']}: {gate.WORDS[slow.outcome]}, {f'worse in: {found}' if found else gate_result(slow)}"
-            controls = gates_of(row["control"]) if "control" in row else []
-            same = [f"{gate.WORDS[each.outcome]}, {gate_result(each)}" for each in controls]
-            other = "".join(f" ({at_load(each)})" for each in controls if at_load(each) != at_load(slow))
-            told += f"; the same build{other}: {same[0]}" if same else "; the same build is not gated yet"
+            if "control" in row:
+                (same,) = gates_of(row["control"])
+                other = f" ({at_load(same)})" if at_load(same) != at_load(slow) else ""
+                told += f"; the same build{other}: {gate.WORDS[same.outcome]}, {gate_result(same)}"
+            else:
+                told += "; the same build is not gated yet"
         effect = f"{row['effect']:.3g} times the {row['of']}"
         yield (
             f"[{row['thread'].removeprefix('vllm-project/vllm')}]({row['url']})",

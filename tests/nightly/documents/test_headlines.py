@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 from committed import archive, names_of
 from pages import ALL_PAGES
-from scripts import BASELINES, RESULTS, checkout_script, loaded, needs_checkout
+from scripts import RESULTS, checkout_script, loaded, needs_checkout
+from written_pages import gates_of
 
-from pytest_slmserve.analysis.claims.table import stored_curves, stored_gates
+from pytest_slmserve.analysis.claims.table import stored_curves
 from pytest_slmserve.analysis.compare.changes import TOLERANCE, compare
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments
 from pytest_slmserve.analysis.estimates import Interval, grouped
+from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.points import Point, point_of, ratio
 from pytest_slmserve.analysis.verdict import State
-from pytest_slmserve.archive.store import read
 from pytest_slmserve.schema.records import Measurement, hosts_of
 from pytest_slmserve.schema.specs import is_steady
 
@@ -33,10 +35,10 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 LARGER = (("max_cudagraph_capture_size", 2048),)
 
 
-def times(seen: Interval) -> str:
+def times(seen: Interval, digits: int = 2) -> str:
     """Return a ratio with its interval, as pages write it."""
     assert seen.low is not None and seen.high is not None, "a headline has an interval"
-    return f"{seen.value:.2f}{TIMES} ({seen.low:.2f} to {seen.high:.2f})"
+    return f"{seen.value:.{digits}f}{TIMES} ({seen.low:.{digits}f} to {seen.high:.{digits}f})"
 
 
 def on(hosts: int) -> str:
@@ -121,32 +123,27 @@ def two_engines_of_today() -> list[str]:
     return [f"{100 * min(seen):+.0f}% to {100 * max(seen):+.0f}%"]
 
 
+def throughput_in(name: str) -> tuple[Gated, Comparison]:
+    """Return the gate of an archive, and its comparison of output tokens/s."""
+    (gated,) = gates_of(name)
+    return gated, next(one for one in gated.gated if one.name == "output tokens/s")
+
+
 def gate_of_two_releases() -> list[str]:
     """Pairs of launches are made on one host each, so all hosts that have both sides are in the archive."""
-    stored = read(BASELINES / "h200-vllm-0.20.2-0.26.0-gate.jsonl.xz")
-    ((gated, _),) = stored_gates(stored.measurements, stored.plans)
-    seen = next(one for one in gated.gated if one.name == "output tokens/s")
+    gated, seen = throughput_in("h200-vllm-0.20.2-0.26.0-gate")
     low, high = seen.ratio.low, seen.ratio.high
     assert low is not None and high is not None and high < 1 and seen.n == len(gated.pairs)
-    hosts = hosts_of(m for m in stored.measurements if m.paired)
-    said = [f"{seen.ratio.value:.3f}{TIMES} ({low:.3f} to {high:.3f})", f"{seen.n} pairs {on(len(hosts))}"]
+    hosts = hosts_of(m for side in SIDES for m in gated.measurements(side))
+    said = [times(seen.ratio, 3), f"{seen.n} pairs {on(len(hosts))}"]
     return [*said, f"within {100 * seen.margin:.0f}%", f"slower by {100 * (1 - high):.1f}% to {100 * (1 - low):.1f}%"]
 
 
 def gates_of_json() -> list[str]:
     """Output tokens/s of vLLM 0.24.0 with JSON, relative to 0.23.0, by all gates of the two; one of them fails."""
-    found = {}
-    for name in names_of("h200-vllm-0.23.0-0.24.0-gate-json*"):
-        stored = read(BASELINES / f"{name}.jsonl.xz")
-        ((gated, _),) = stored_gates(stored.measurements, stored.plans)
-        found[gated.model] = next(one for one in gated.gated if one.name == "output tokens/s")
-    assert [model for model, seen in found.items() if seen.outcome is State.FAILS] == ["opt-13b"]
-    digits = {"gemma-3-270m": 2}
-    return [
-        f"{seen.ratio.value:.{n}f}{TIMES} ({seen.ratio.low:.{n}f} to {seen.ratio.high:.{n}f})"
-        for model, seen in found.items()
-        if (n := digits.get(model, 3)) and seen.ratio
-    ]
+    found = [throughput_in(name) for name in names_of("h200-vllm-0.23.0-0.24.0-gate-json*")]
+    assert [gated.model for gated, seen in found if seen.outcome is State.FAILS] == ["opt-13b"]
+    return [times(seen.ratio, 2 if gated.model == "gemma-3-270m" else 3) for gated, seen in found]
 
 
 def clients() -> list[str]:
