@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from operator import itemgetter
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 from pytest_slmserve.analysis.estimates import percent, percent_interval
@@ -51,7 +51,7 @@ SPLIT_LEGEND = (
 )
 PROBE_LEGEND = (
     "host-speed probe: a fixed piece of Python beside each window. If its CPU time changed, the cores had another "
-    "speed beside that side; if only its time changed, others wanted them too."
+    "speed beside that side; if only its time changed, others wanted them too, or the engine itself used more cores."
 )
 
 
@@ -159,17 +159,20 @@ STAGE_LEGEND = (
 )
 LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # in the texts of a gate
+INFORMATION = (
+    "Endpoints without a margin are shown only for information. own cores: CPU time per second of the run's processes."
+)
 KEY = (
     "candidate / baseline: Hodges-Lehmann estimate over the pairs. SD: standard deviation of a pair. detectable: the "
-    "smallest slowdown that this number of pairs finds with a power of 90%, for endpoints that do not pass. Endpoints "
-    "without a margin are shown only for information. mean ratio: the geometric mean, which an interim analysis tests; "
-    "both limits allow for the noise of that many pairs."
+    "smallest slowdown that this number of pairs finds with a power of 90%, for endpoints that do not pass. "
+    f"{INFORMATION} mean ratio: the geometric mean, which an interim analysis tests; both limits allow for the noise "
+    "of that many pairs."
 )
 KEY_TOGETHER = (
     "candidate / baseline: geometric mean over the launches, with an interval that holds for other launches on this "
     "host. pairs: launches of both sides. SD: standard deviation of a pair of windows. detectable: the "
     "smallest slowdown that this number of launches finds with a power of 90%, for endpoints that do not pass. "
-    "Endpoints without a margin are shown only for information."
+    f"{INFORMATION}"
 )
 COLUMNS: tuple[Column[Comparison], ...] = (  # 80 columns show the outcome, the estimate and the margin
     Column("endpoint", lambda c: c.name, "left"),
@@ -358,7 +361,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     elif layers := [text for text in told_of(gated) if text.startswith("slower in: ")]:
         why = layers[0]
     more = [f"not judged: {' and '.join(gated.refused)}"] if gated.refused else []
-    why = "; ".join(filter(None, (why, *more, next_step(gated)[0])))
+    why = "; ".join(filter(None, (why, *more, cores_text(gated), next_step(gated)[0])))
     answer = f"{outcome.value.upper()}: {answer}{several}"
     told = answer, why, command_after(gated, found), trust(gated), found.where
     return FiveLines(*told, LOOKS[outcome], unit_of(gated))
@@ -507,7 +510,7 @@ def together_text(gated: Gated) -> str:
 
 
 def told_of(gated: Gated) -> list[str]:
-    """Return the layers in which a failing candidate is worse, and endpoints that are not judged."""
+    """Return layers in which a failing candidate is worse, endpoints that are not judged, and a change of own cores."""
     left = [each.name for each in gated.shown if each.name in gated.refused]
     told = [f"{name} is not judged: {gated.refused[name]}" for name in left]
     found = diagnosis.layers(gated.compared) if gated.outcome is State.FAILS else []
@@ -520,7 +523,17 @@ def told_of(gated: Gated) -> list[str]:
             if how and (most := diagnosis.explaining(stages[how])):
                 text += f": {most[0].name} {most[0].absolute:+.1f} s"
             worse.append(f"{layer} ({text})")
-    return [*([f"slower in: {', '.join(worse)}"] if worse else []), *told]
+    return [*([f"slower in: {', '.join(worse)}"] if worse else []), *told, *filter(None, [cores_text(gated)])]
+
+
+def cores_text(gated: Gated) -> str:
+    """Return how many cores each side keeps busy if their numbers clearly differ, else ""."""
+    if not (seen := diagnosis.other_work(gated.shown)):
+        return ""
+    baseline, candidate = (
+        figure(geometric_mean(filter(None, (pair[place] for pair in seen.pairs))), 2) for place in range(len(SIDES))
+    )
+    return f"the candidate keeps {candidate} cores of the host busy, and the baseline {baseline}"
 
 
 def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:

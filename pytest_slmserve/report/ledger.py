@@ -1,16 +1,17 @@
 """The history of releases: results of gates between each two vLLM releases."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from pytest_slmserve.analysis.estimates import percent
+from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.report.gate import LOOKS, WORDS, compared_releases
 from pytest_slmserve.report.section import Part, Section, Table, renamed
-from pytest_slmserve.report.text_table import ABSENT, Column, interval_text
+from pytest_slmserve.report.text_table import ABSENT, Column, figure, interval_text
 from pytest_slmserve.schema.records import release
 
 SET_BY_SIDES = {"vllm", "env.PYTHONPATH"}  # facts that differ in every gate of two releases
@@ -58,14 +59,25 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
         title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
         if outcome is State.PASSES and ends:
             title += f", at most {percent(max(ends))} worse in all that is judged"
-        if failed := dict.fromkeys(served(gated) for gated in found[sides] if gated.outcome is State.FAILS):
-            title += f" with {' and with '.join(failed)}"
-        measured = ([m for gated in found[sides] for m in gated.measurements(side)] for side in SIDES)
-        told = [each for each in diagnosis.fact_differences(*measured) if each.field not in SET_BY_SIDES]
-        values = (f"{each.field} {_either(each.baseline)} -> {_either(each.candidate)}" for each in told)
+        if failed := Counter(served(gated) for gated in found[sides] if gated.outcome is State.FAILS):
+            every = Counter(map(served, found[sides]))
+            some = (f"{what} in {n} of {every[what]} gates" if n < every[what] else what for what, n in failed.items())
+            title += f" with {' and with '.join(some)}"
         parts: list[Part] = [Table(rows, COLUMNS, caption=title, always=len(COLUMNS))]
-        parts.append(f"what else differs: {'; '.join(values) or 'nothing'}")
+        parts.append(f"what else differs: {'; '.join(_differences(found[sides])) or 'nothing'}")
         yield Section(title, parts, LOOKS[outcome], unit="token")  # rows name their own
+
+
+def _differences(gates: Iterable[Gated]) -> Iterator[str]:
+    """Yield what differs between the sides apart from the release, with the models that it concerns if not all."""
+    models, told = grouped(gates, served), dict[str, list[str]]()
+    for model, same in models.items():
+        measured = ([m for gated in same for m in gated.measurements(side)] for side in SIDES)
+        for each in diagnosis.fact_differences(*measured):
+            if each.field not in SET_BY_SIDES:
+                told.setdefault(f"{each.field} {_either(each.baseline)} -> {_either(each.candidate)}", []).append(model)
+    for text, those in told.items():
+        yield text if len(those) == len(models) else f"{text} with {' and with '.join(those)}"
 
 
 def _either(values: Iterable[str | None]) -> str:
@@ -84,7 +96,7 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
-    model = served(gated)
+    model, cores = served(gated), diagnosis.other_work(gated.shown)
     host = ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
     for one in gated.compared:
         name, refused = one.name, gated.refused.get(one.name, "")
@@ -99,6 +111,8 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
             said.append(f"slower in: {slower.get(one.name, ' and '.join(slower.values()))}")
         elif one.outcome is State.INCONCLUSIVE and one.detectable and not refused:
             said.append(f"{percent(one.detectable)} worse would have been found")
+        if cores and cores.ratio and model:
+            said.append(f"with {figure(cores.ratio.value, 2)} times the own cores")
         yield LedgerRow(model, host, renamed(name, each[0].workload.unit), one, ", ".join(said))
         model = host = ""
 

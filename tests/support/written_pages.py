@@ -18,7 +18,7 @@ from scripts import CHECKOUT
 
 from pytest_slmserve.__main__ import parser
 from pytest_slmserve.analysis.claims.table import stored_gates
-from pytest_slmserve.analysis.gate.diagnosis import layers
+from pytest_slmserve.analysis.gate.diagnosis import layers, other_work
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
@@ -28,7 +28,7 @@ from pytest_slmserve.report import gate
 from pytest_slmserve.report.ledger import ledger_sections
 from pytest_slmserve.report.page.writer import GLOSSARY
 from pytest_slmserve.report.section import section_markdown
-from pytest_slmserve.report.text_table import interval_text
+from pytest_slmserve.report.text_table import figure, interval_text
 from pytest_slmserve.schema.records import release
 
 TOP = """# Options
@@ -60,7 +60,8 @@ written from the committed results files.
 
 A ratio is the candidate divided by the baseline, with a 95% confidence interval. A small model at a small load is as
 fast as the host allows, so the gate does not judge output tokens/s there. It judges tokens per busy second, which shows
-whether the kernels became slower.
+whether the kernels became slower. *Own cores* are the cores of the host that the engine keeps busy. The verdict names
+them if a release needs clearly more or fewer, because idle cores can hide such a change.
 
 ## Your own ledger
 
@@ -199,11 +200,22 @@ def gates_of(archive: str) -> list[Gated]:
     return [gated for gated, _ in stored_gates(contents.measurements, contents.plans)]
 
 
-def gate_result(gated: Gated) -> str:
-    """Return the first ratio of a gate with its interval, and the verdicts that noise cannot change."""
-    ratios = ((each.name, each.ratio) for each in gated.gated[:1] if each.ratio)
-    found = [f"{name} {ratio.value:.2f} times ({interval_text(ratio, '{:.2f}'.format)})" for name, ratio in ratios]
-    return ", ".join([*found, *(f"{each.claim} {gate.WORDS[each.state]}" for each in gated.exact)])
+def gate_results(gates: Iterable[Gated]) -> str:
+    """Return verdicts of gates, in what a candidate is worse or else ratio and exact verdicts, and its own cores."""
+    told = []
+    for gated in gates:
+        less = [each.claim for each in gated.exact if each.state is State.FAILS]
+        found = [gate.WORDS[gated.outcome]]
+        if worse := [*(layer for layer, _ in layers(gated.compared)), *less]:
+            found.append(f"worse in: {', '.join(worse)}")
+        else:
+            first = ((each.name, each.ratio) for each in gated.gated[:1] if each.ratio)
+            found += (f"{name} {seen.value:.2f} times ({interval_text(seen, '{:.2f}'.format)})" for name, seen in first)
+            found += (f"{each.claim} {gate.WORDS[each.state]}" for each in gated.exact)
+        if (cores := other_work(gated.shown)) and cores.ratio:
+            found.append(f"{figure(cores.ratio.value, 2)} times the own cores")
+        told.append(", ".join(found))
+    return "; on another host: ".join(told)
 
 
 def at_load(gated: Gated) -> str:
@@ -213,15 +225,13 @@ def at_load(gated: Gated) -> str:
 def museum_rows() -> Iterator[tuple[str, ...]]:
     for row in json.loads((CHECKOUT / "studies" / "museum.json").read_text("utf-8")):
         told = f"needs {row.get('needs')}"
-        if "run" in row:
-            (slow,) = gates_of(row["run"])
-            less = [each.claim for each in slow.exact if each.state is State.FAILS]
-            found = ", ".join([*(layer for layer, _ in layers(slow.compared)), *less])
-            told = f"{row['as']}: {gate.WORDS[slow.outcome]}, {f'worse in: {found}' if found else gate_result(slow)}"
+        if "runs" in row:
+            slow = [gated for name in row["runs"] for gated in gates_of(name)]
+            told = f"{row['as']}: {gate_results(slow)}"
             if "control" in row:
-                (same,) = gates_of(row["control"])
-                other = f" ({at_load(same)})" if at_load(same) != at_load(slow) else ""
-                told += f"; the same build{other}: {gate.WORDS[same.outcome]}, {gate_result(same)}"
+                same = gates_of(row["control"])
+                other = f" ({at_load(same[0])})" if at_load(same[0]) != at_load(slow[0]) else ""
+                told += f"; the same build{other}: {gate_results(same)}"
             else:
                 told += "; the same build is not gated yet"
         effect = f"{row['effect']:.3g} times the {row['of']}"

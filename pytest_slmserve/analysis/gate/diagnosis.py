@@ -159,6 +159,8 @@ LAYERS = {
     "s to wake": "wake",
 }
 
+OTHER_WORK = 1.25  # times the own cores, or its inverse; equal sides differ by less than 1.1 times
+
 
 def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
     """Return the layers (kernels, host, start) in which a candidate is worse, each with the endpoint that shows it.
@@ -173,6 +175,18 @@ def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
             if all(end is not None and (end < 1) == (each.better == "higher") for end in worse):
                 found.append((layer, each))
     return found
+
+
+def other_work(compared: Iterable[Comparison]) -> Comparison | None:
+    """Return the own cores of both sides if the candidate clearly keeps more or fewer of them busy, or None.
+
+    A host with idle cores hides a regression of this kind: the throughput is the same until engines share the host.
+    """
+    for each in compared:
+        low, high = (each.ratio.low or 0.0, each.ratio.high or math.inf) if each.ratio else (1.0, 1.0)
+        if each.name.partition(",")[0] == "own cores" and (low > OTHER_WORK or high < 1 / OTHER_WORK):
+            return each
+    return None
 
 
 def explaining(parts: Sequence[Change]) -> tuple[Change, float] | None:

@@ -152,6 +152,7 @@ GATED = {
 }
 BUSY = Endpoint("tokens per busy second, large load", "higher", "tokens_per_busy_s", LARGE)
 SHARE = Endpoint("share of time with a kernel, large load", "higher", "engine_active", LARGE)
+CORES = Endpoint("own cores, large load", "lower", "own_cores", LARGE)
 TOGETHER = {  # of sides that share one GPU
     "throughput": GATED["throughput"],
     "busy": BUSY,
@@ -168,10 +169,11 @@ SHOWN_OF_STARTS = (
     Endpoint("s to the first token, warm caches", "lower", "first_token_s", caches="warm"),
     Endpoint("s to the first token, cold caches", "lower", "first_token_s", caches="cold"),
 )
-SHOWN_TOGETHER = (SHARE, replace(SHARE, label="share of time with a kernel, small load", load=SMALL))
+SHOWN_TOGETHER = (SHARE, replace(SHARE, label="share of time with a kernel, small load", load=SMALL), CORES)
 SHOWN = (
     BUSY,
     SHARE,
+    CORES,
     Endpoint("mean TTFT, large load", "lower", "ttft_s", LARGE),
     Endpoint("mean TPOT, large load", "lower", "tpot_s", LARGE),
     Endpoint("p99 E2E, large load", "lower", "e2e_p99_s", LARGE),

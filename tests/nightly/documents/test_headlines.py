@@ -23,6 +23,7 @@ from pytest_slmserve.analysis.compare.changes import TOLERANCE, compare
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.diagnosis import other_work
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.points import Point, point_of, ratio
 from pytest_slmserve.analysis.verdict import State
@@ -143,7 +144,25 @@ def gates_of_json() -> list[str]:
     """Output tokens/s of vLLM 0.24.0 with JSON, relative to 0.23.0, by all gates of the two; one of them fails."""
     found = [throughput_in(name) for name in names_of("h200-vllm-0.23.0-0.24.0-gate-json*")]
     assert [gated.model for gated, seen in found if seen.outcome is State.FAILS] == ["opt-13b"]
-    return [times(seen.ratio, 2 if gated.model == "gemma-3-270m" else 3) for gated, seen in found]
+    kept = [[side for side in pair if side] for gated, _ in found for pair in own_cores_in(gated).pairs]
+    old, new = (" to ".join(f"{end(side):.2g}" for end in (min, max)) for side in zip(*kept))
+    said = [times(seen.ratio, 2 if gated.model == "gemma-3-270m" else 3) for gated, seen in found]
+    return [*said, f"keeps {old} cores", f"keeps {new}"]
+
+
+def own_cores_in(gated: Gated) -> Comparison:
+    """Return the comparison of own cores if it clearly differs."""
+    seen = other_work(gated.shown)
+    assert seen is not None
+    return seen
+
+
+def less_of_the_host() -> list[str]:
+    """Own cores of OPT-1.3B by all gates of two releases whose sides clearly differ in them, at 256."""
+    gates = [gated for name in names_of("h200-vllm-0.*-0.*-gate*") if "json" not in name for gated in gates_of(name)]
+    seen = [one for gated in gates if gated.terms.together and (one := other_work(gated.shown))]
+    assert len(seen) == 3
+    return [times(one.ratio) for one in seen if one.ratio]
 
 
 def clients() -> list[str]:
@@ -182,7 +201,8 @@ IDLE, BUSY = partial(two_engines, 0, 0.5), partial(two_engines, 0.9, 1.01)
 HEADLINES = [  # the page, how the paragraph or table begins, and the numbers that it has to hold
     ("docs/accuracy.md", "| client |", clients),
     ("docs/results.md", "- [The gate of 0.26.0 against 0.20.2]", gate_of_two_releases),
-    ("docs/results.md", "- Structured output is an exception.", gates_of_json),
+    ("docs/results.md", "- JSON output is an exception,", gates_of_json),
+    ("docs/results.md", "- Newer releases need less of the host.", less_of_the_host),
     ("docs/results.md", "- [Qwen3 4B at concurrency 256]", larger_graphs),
     ("docs/results.md", "| busy share of a single engine", IDLE),
     ("docs/results.md", "| busy share of a single engine", BUSY),
@@ -192,6 +212,7 @@ HEADLINES = [  # the page, how the paragraph or table begins, and the numbers th
 CONTRADICTED = [  # sentences that archives of other hosts, or a second repeat, contradict
     (clients, "this client 0.01 ms, sglang's 85, aiperf's 95, vLLM's `bench serve` 437"),
     (gate_of_two_releases, f"throughput 0.996{TIMES} (0.977 to 0.999), within 3%: passes; start: not known"),
+    (less_of_the_host, f"0.50{TIMES} as many cores, and 0.69{TIMES}"),
     (gates_of_json, f"0.978{TIMES} (0.965 to 0.991), and a small model 0.70{TIMES} (0.47 to 1.06)"),
     (larger_graphs, f"1.89{TIMES} (1.12 to 3.20) the tokens/s; `slmserve advise` says where to try it"),
     (larger_graphs, f"on one host 1.89{TIMES} (1.12 to 3.20; 2 repeats of each) the tokens/s"),

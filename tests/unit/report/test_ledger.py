@@ -8,9 +8,13 @@ import pytest
 from launches import launch_of_both, pair_of_launches, pairs
 from planted import gated
 from sections import tables_of
+from strategies import sensed
 
+from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.gate import five_lines, told_of
 from pytest_slmserve.report.ledger import ledger_sections
 from pytest_slmserve.report.section import section_markdown
+from pytest_slmserve.report.text_table import figure
 
 
 def between(baseline, candidate, measured):
@@ -59,6 +63,35 @@ def test_ledger_names_other_differing_settings():
     steps = [between("0.24.0", "0.25.1", pairs(4)), between("0.25.1", "0.26.0", eager(pairs(4)))]
     *_, last = ledger_sections(steps)
     assert last.parts[-1] == "what else differs: enforce_eager False -> True"
+
+
+def test_ledger_names_models_of_differences():
+    steps = [between("0.24.0", "0.25.1", made) for made in (pairs(4), eager(of("opt-125m", pairs(4))))]
+    first, _ = ledger_sections([*steps, between("0.25.1", "0.26.0", pairs(4))])
+    assert first.parts[-1] == "what else differs: enforce_eager False -> True with opt-125m"
+
+
+def test_ledger_counts_failing_gates():
+    gates = [between("0.24.0", "0.25.1", pairs(4, speed=speed)) for speed in (0.9, 1.0)]
+    first, _ = ledger_sections([*gates, between("0.25.1", "0.26.0", pairs(4))])
+    assert first.title == "vLLM 0.24.0 -> 0.25.1: fail with opt-1.3b in 1 of 2 gates"
+
+
+@pytest.mark.parametrize(("cores", "more"), [
+    (2.4, ""), (9.0, ", with 4.5 times the own cores"), (0.5, ", with 0.25 times the own cores"),
+])  # fmt: skip
+def test_ledger_tells_changed_own_cores(cores, more):
+    measured = [sensed(m, OWN_CORES=cores if m.paired.side == "candidate" else 2.0) for m in pairs(4)]
+    one = between("0.24.0", "0.25.1", measured)
+    first, _ = ledger_sections([one, between("0.25.1", "0.26.0", pairs(4))])
+    assert rows(first)["output tokens/s at 64"][2] == f"pass{more}"
+    text = f"the candidate keeps {figure(cores, 2)} cores of the host busy, and the baseline 2.0"
+    assert told_of(one) == ([text] if more else [])
+    assert (text in five_lines([one], Findings()).why) is bool(more)
+
+
+def of(model, measured):
+    return [replace(m, spec=replace(m.spec, model=model)) for m in measured]
 
 
 def eager(measured):
