@@ -126,8 +126,9 @@ class OneGate:
     def __init__(self, session: Session, model: str) -> None:
         """Continue the last fitting gate of the resumed results file, if any.
 
-        Sides, requests, loads and caches must be the same, but not the host, because a pair is compared within itself.
-        The terms must be the same, because changed terms after an interim analysis would cause more errors.
+        Sides, requests, loads, caches and the kind of host must be the same, but not the host, because a pair is
+        compared within itself. The terms must be the same, because changed terms after an interim analysis would cause
+        more errors.
         """
         self.session, self.model, self.title = session, model, f"the gate of {short_name(model)}"
         self.id, self.terms, self.most = uuid.uuid4().hex[:12], session.gate_terms, session.gate_terms.pairs
@@ -166,7 +167,8 @@ class OneGate:
             there = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
             session.note(f"{self.title} continues from {there}")
             return
-        session.note(f"{self.title} starts again: {session.source} has none of the same sides, loads, caches and terms")
+        same = "sides, kind of host, loads, caches and terms"
+        session.note(f"{self.title} starts again: {session.source} has none of the same {same}")
 
     def prepare(self) -> None:
         """Set the engine of each side, the requests and the loads."""
