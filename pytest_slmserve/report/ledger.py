@@ -42,6 +42,7 @@ COLUMNS: tuple[Column[LedgerRow], ...] = (
         "candidate /\nbaseline", lambda row: ABSENT if (c := row.compared).ratio is None else f"{c.ratio.value:.4f}"
     ),
     Column("95%", lambda row: interval_text(row.compared.ratio, "{:.4f}".format), "left", rank=2),
+    Column("margin\n%", lambda row: f"{100 * row.compared.margin:.3g}" if row.compared.gated else ABSENT, rank=4),
     Column("verdict", lambda row: row.said, "left"),
 )
 
@@ -58,13 +59,13 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
         ends = [end for row in rows if row.compared.gated and (end := most_worse(row.compared)) is not None]
         title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
         if outcome is State.PASSES and ends:
-            title += f", at most {percent(max(ends))} worse in all that is judged"
+            title += f", at most {percent(max(ends))} worse (95%) in all that is judged"
         if failed := Counter(served(gated) for gated in found[sides] if gated.outcome is State.FAILS):
             every = Counter(map(served, found[sides]))
             some = (f"{what} in {n} of {every[what]} gates" if n < every[what] else what for what, n in failed.items())
             title += f" with {' and with '.join(some)}"
         parts: list[Part] = [Table(rows, COLUMNS, caption=title, always=len(COLUMNS))]
-        parts.append(f"what else differs: {'; '.join(_differences(found[sides])) or 'nothing'}")
+        parts.append(f"other settings that differ: {'; '.join(_differences(found[sides])) or 'none'}")
         yield Section(title, parts, LOOKS[outcome], unit="token")  # rows name their own
 
 
@@ -97,7 +98,8 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
     model, cores = served(gated), diagnosis.other_work(gated.shown)
-    host = ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
+    hosts = dict.fromkeys(m.environment.host for pair in gated.pairs for m in pair.baseline.measurements)
+    host = ", ".join(filter(None, (where.gpu_name or where.cpu, *hosts)))
     for one in gated.compared:
         name, refused = one.name, gated.refused.get(one.name, "")
         if not one.gated and not refused:
@@ -109,8 +111,8 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
         said = ["not judged: the host decides" if refused else WORDS[one.outcome]]
         if one.outcome is State.FAILS and slower:  # the share of time with a kernel names the host, and has no row
             said.append(f"slower in: {slower.get(one.name, ' and '.join(slower.values()))}")
-        elif one.outcome is State.INCONCLUSIVE and one.detectable and not refused:
-            said.append(f"{percent(one.detectable)} worse would have been found")
+        elif one.outcome is State.INCONCLUSIVE and not refused:
+            said[0] += f", would find a slowdown of {percent(one.detectable)}" if one.detectable else f" ({one.why})"
         if cores and cores.ratio and model:
             said.append(f"with {figure(cores.ratio.value, 2)} times the own cores")
         yield LedgerRow(model, host, renamed(name, each[0].workload.unit), one, ", ".join(said))

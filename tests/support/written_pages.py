@@ -54,18 +54,22 @@ fit the width of your terminal are named below the table, and `slmserve report -
 """
 RELEASES = """# Releases
 
-See on this page which releases of vLLM became slower or faster, according to [gates](gate-an-upgrade.md) between
-neighboring releases. It is for you if you choose a release, or look for the release that caused a slowdown. The page is
-written from the committed results files.
+See on this page which releases of vLLM became slower or faster, according to [gates](gate-an-upgrade.md) of two
+releases: 0.20 to 0.26 on GPUs, and 0.27 to 0.32 on the CPU backend. It is for you if you choose a release, or look for
+the release that caused a slowdown. The page is written from the committed results files.
 
-A ratio is the candidate divided by the baseline, with a 95% confidence interval. A small model at a small load is as
-fast as the host allows, so the gate does not judge output tokens/s there. It judges tokens per busy second, which shows
-whether the kernels became slower. *Own cores* are the cores of the host that the engine keeps busy. The verdict names
-them if a release needs clearly more or fewer, because idle cores can hide such a change.
+Each table has the quantities that a gate compares, its endpoints, at a concurrency. The code after the GPU is the host.
+A ratio is the candidate divided by the baseline, with a 95% confidence interval. For rates, a ratio below 1 is slower.
+For times and energy (J), a ratio above 1 is worse. The margin is what the gate allowed.
 
-## Your own ledger
+If a kernel runs for less than 70% of the time, the host decides how fast the engine is. The gate then judges tokens per
+busy second, which show whether the kernels became slower, instead of output tokens/s and the time of a request (E2E).
+*Own cores* are the cores of the host that the engine keeps busy. The verdict names them if a release needs clearly more
+or fewer, because idle cores can hide such a change.
 
-Gate each two releases on one GPU, then report all results files together:
+## Compare your own releases
+
+Gate each two neighboring releases on one GPU, then report all results files together:
 
 ```sh
 pytest --pyargs pytest_slmserve.benchmarks --slm-gpu --slm-gate --slm-models=opt-1.3b,qwen3-0.6b \\
@@ -89,7 +93,8 @@ MUSEUM = """## Regressions that people reported
 
 Each row is a public thread about a regression of vLLM. On the simulated engine, a gate fails a candidate with the
 reported slowdown, names the layer, and passes the same side against itself, in less than 15 minutes each. The last
-column says whether a real engine reproduced the regression, or which hardware it needs.
+column says whether a real engine reproduced the regression, or what it needs. *The same build* is a control, whose
+sides are equal.
 """
 COMMANDS = """# The command line
 
@@ -224,10 +229,11 @@ def at_load(gated: Gated) -> str:
 
 def museum_rows() -> Iterator[tuple[str, ...]]:
     for row in json.loads((CHECKOUT / "studies" / "museum.json").read_text("utf-8")):
-        told = f"needs {row.get('needs')}"
+        told = f"not tried: needs {row.get('needs')}"
         if "runs" in row:
             slow = [gated for name in row["runs"] for gated in gates_of(name)]
-            told = f"{row['as']}: {gate_results(slow)}"
+            met = any(gated.outcome is State.FAILS for gated in slow)
+            told = f"{'reproduced' if met else 'not reproduced'} by {row['as']}: {gate_results(slow)}"
             if "control" in row:
                 same = gates_of(row["control"])
                 other = f" ({at_load(same[0])})" if at_load(same[0]) != at_load(slow[0]) else ""
@@ -264,7 +270,7 @@ def releases_page() -> str:
     gates = [gated for name in names for gated in gates_of(name)]
     sections = ledger_sections(gates)
     ledger = "\n".join(
-        re.sub("^###", "##", section_markdown(each)).replace("\n- what else", "\nWhat else") for each in sections
+        re.sub("^###", "##", section_markdown(each)).replace("\n- other", "\nOther") for each in sections
     )
     heads = ("thread", "what was seen", "model and load", "versions", "effect", "layer", "here")
     missing = "".join(f"\nNo gate has compared vLLM {a} with {b} yet.\n" for a, b in ungated(gates))
