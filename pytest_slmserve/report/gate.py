@@ -528,12 +528,11 @@ def told_of(gated: Gated) -> list[str]:
 
 def cores_text(gated: Gated) -> str:
     """Return how many cores each side keeps busy if their numbers clearly differ, else ""."""
-    if not (seen := diagnosis.other_work(gated.shown)):
+    if not (seen := diagnosis.changed_cores(gated.shown)):
         return ""
-    baseline, candidate = (
-        figure(geometric_mean(filter(None, (pair[place] for pair in seen.pairs))), 2) for place in range(len(SIDES))
-    )
-    return f"the candidate keeps {candidate} cores of the host busy, and the baseline {baseline}"
+    known = [(before, after) for before, after in seen.pairs if before and after]
+    baseline, candidate = (figure(geometric_mean(side), 2) for side in zip(*known))
+    return f"a run keeps {candidate} cores of the host busy with the candidate, and {baseline} with the baseline"
 
 
 def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:

@@ -65,7 +65,7 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
             some = (f"{what} in {n} of {every[what]} gates" if n < every[what] else what for what, n in failed.items())
             title += f" with {' and with '.join(some)}"
         parts: list[Part] = [Table(rows, COLUMNS, caption=title, always=len(COLUMNS))]
-        parts.append(f"other settings that differ: {'; '.join(_differences(found[sides])) or 'none'}")
+        parts.append(f"other recorded settings that differ: {'; '.join(_differences(found[sides])) or 'none'}")
         yield Section(title, parts, LOOKS[outcome], unit="token")  # rows name their own
 
 
@@ -97,7 +97,7 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
-    model, cores = served(gated), diagnosis.other_work(gated.shown)
+    model, cores = served(gated), diagnosis.changed_cores(gated.shown)
     hosts = dict.fromkeys(m.environment.host for pair in gated.pairs for m in pair.baseline.measurements)
     host = ", ".join(filter(None, (where.gpu_name or where.cpu, *hosts)))
     for one in gated.compared:
@@ -112,7 +112,7 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
         if one.outcome is State.FAILS and slower:  # the share of time with a kernel names the host, and has no row
             said.append(f"slower in: {slower.get(one.name, ' and '.join(slower.values()))}")
         elif one.outcome is State.INCONCLUSIVE and not refused:
-            said[0] += f", would find a slowdown of {percent(one.detectable)}" if one.detectable else f" ({one.why})"
+            said[0] += f" ({one.why.rpartition('; this gate ')[2]})"
         if cores and cores.ratio and model:
             said.append(f"with {figure(cores.ratio.value, 2)} times the own cores")
         yield LedgerRow(model, host, renamed(name, each[0].workload.unit), one, ", ".join(said))

@@ -18,7 +18,7 @@ from scripts import CHECKOUT
 
 from pytest_slmserve.__main__ import parser
 from pytest_slmserve.analysis.claims.table import stored_gates
-from pytest_slmserve.analysis.gate.diagnosis import layers, other_work
+from pytest_slmserve.analysis.gate.diagnosis import changed_cores, layers
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
@@ -29,7 +29,7 @@ from pytest_slmserve.report.ledger import ledger_sections
 from pytest_slmserve.report.page.writer import GLOSSARY
 from pytest_slmserve.report.section import section_markdown
 from pytest_slmserve.report.text_table import figure, interval_text
-from pytest_slmserve.schema.records import release
+from pytest_slmserve.schema.records import hosts_of, release
 
 TOP = """# Options
 
@@ -55,17 +55,17 @@ fit the width of your terminal are named below the table, and `slmserve report -
 RELEASES = """# Releases
 
 See on this page which releases of vLLM became slower or faster, according to [gates](gate-an-upgrade.md) of two
-releases: 0.20 to 0.26 on GPUs, and 0.27 to 0.32 on the CPU backend. It is for you if you choose a release, or look for
-the release that caused a slowdown. The page is written from the committed results files.
+releases on a GPU or on the CPU backend. It is for you if you choose a release, or look for the release that caused a
+slowdown. The page is written from the committed results files.
 
 Each table has the quantities that a gate compares, its endpoints, at a concurrency. The code after the GPU is the host.
 A ratio is the candidate divided by the baseline, with a 95% confidence interval. For rates, a ratio below 1 is slower.
 For times and energy (J), a ratio above 1 is worse. The margin is what the gate allowed.
 
-If a kernel runs for less than 70% of the time, the host decides how fast the engine is. The gate then judges tokens per
-busy second, which show whether the kernels became slower, instead of output tokens/s and the time of a request (E2E).
-*Own cores* are the cores of the host that the engine keeps busy. The verdict names them if a release needs clearly more
-or fewer, because idle cores can hide such a change.
+If a kernel runs for less than 70% of the time, or the windows scatter too much, the host decides how fast the engine
+is. A gate whose sides share the GPU then judges tokens per busy second, which show whether the kernels became slower,
+instead of output tokens/s and the time of a request (E2E). *Own cores* are the cores of the host that a run keeps busy.
+The verdict names them if a release needs clearly more or fewer, because idle cores can hide such a change.
 
 ## Compare your own releases
 
@@ -205,8 +205,8 @@ def gates_of(archive: str) -> list[Gated]:
     return [gated for gated, _ in stored_gates(contents.measurements, contents.plans)]
 
 
-def gate_results(gates: Iterable[Gated]) -> str:
-    """Return verdicts of gates, in what a candidate is worse or else ratio and exact verdicts, and its own cores."""
+def gate_results(gates: Sequence[Gated]) -> str:
+    """Return verdicts of gates on different hosts, in what a candidate is worse or else ratios, and its own cores."""
     told = []
     for gated in gates:
         less = [each.claim for each in gated.exact if each.state is State.FAILS]
@@ -217,9 +217,11 @@ def gate_results(gates: Iterable[Gated]) -> str:
             first = ((each.name, each.ratio) for each in gated.gated[:1] if each.ratio)
             found += (f"{name} {seen.value:.2f} times ({interval_text(seen, '{:.2f}'.format)})" for name, seen in first)
             found += (f"{each.claim} {gate.WORDS[each.state]}" for each in gated.exact)
-        if (cores := other_work(gated.shown)) and cores.ratio:
+        if (cores := changed_cores(gated.shown)) and cores.ratio:
             found.append(f"{figure(cores.ratio.value, 2)} times the own cores")
         told.append(", ".join(found))
+    hosts = [frozenset(hosts_of(gated.measurements("baseline"))) for gated in gates]
+    assert len({*hosts}) == len(hosts)
     return "; on another host: ".join(told)
 
 
@@ -232,7 +234,9 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
         told = f"not tried: needs {row.get('needs')}"
         if "runs" in row:
             slow = [gated for name in row["runs"] for gated in gates_of(name)]
-            met = any(gated.outcome is State.FAILS for gated in slow)
+            names = {layer for gated in slow for layer, _ in layers(gated.compared)}
+            less = {each.state for gated in slow for each in gated.exact}
+            met = row["layer"] in names or (row["layer"] == "memory" and State.FAILS in less)
             told = f"{'reproduced' if met else 'not reproduced'} by {row['as']}: {gate_results(slow)}"
             if "control" in row:
                 same = gates_of(row["control"])
@@ -269,9 +273,8 @@ def releases_page() -> str:
     names = sorted(path.name.partition(".jsonl")[0] for path in BASELINES.iterdir() if of_two.search(path.name))
     gates = [gated for name in names for gated in gates_of(name)]
     sections = ledger_sections(gates)
-    ledger = "\n".join(
-        re.sub("^###", "##", section_markdown(each)).replace("\n- other", "\nOther") for each in sections
-    )
+    ledger = "\n".join(re.sub("^###", "##", section_markdown(each)) for each in sections)
+    ledger = ledger.replace("\n- other recorded", "\nOther recorded")
     heads = ("thread", "what was seen", "model and load", "versions", "effect", "layer", "here")
     missing = "".join(f"\nNo gate has compared vLLM {a} with {b} yet.\n" for a, b in ungated(gates))
     return f"{RELEASES}{missing}\n{ledger}\n{MUSEUM}\n{table(heads, museum_rows())}"

@@ -159,7 +159,7 @@ LAYERS = {
     "s to wake": "wake",
 }
 
-OTHER_WORK = 1.25  # times the own cores, or its inverse; equal sides differ by less than 1.1 times
+CHANGED = 1.2  # times the own cores, or its inverse; gates of equal sides measure 0.98 to 1.03 times
 
 
 def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
@@ -177,14 +177,18 @@ def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
     return found
 
 
-def other_work(compared: Iterable[Comparison]) -> Comparison | None:
+def is_of_cores(seen: Comparison) -> bool:
+    return seen.name.partition(",")[0] == "own cores"
+
+
+def changed_cores(compared: Iterable[Comparison]) -> Comparison | None:
     """Return the own cores of both sides if the candidate clearly keeps more or fewer of them busy, or None.
 
     A host with idle cores hides a regression of this kind: the throughput is the same until engines share the host.
     """
-    for each in compared:
+    for each in filter(is_of_cores, compared):
         low, high = (each.ratio.low or 0.0, each.ratio.high or math.inf) if each.ratio else (1.0, 1.0)
-        if each.name.partition(",")[0] == "own cores" and (low > OTHER_WORK or high < 1 / OTHER_WORK):
+        if low > CHANGED or high < 1 / CHANGED:
             return each
     return None
 

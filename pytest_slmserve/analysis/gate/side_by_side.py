@@ -66,6 +66,7 @@ class Allowance:
 
 # All committed pairs of launches give 0.67% with 24 degrees of freedom. It has fewer, because hosts differ.
 COMMITTED = Allowance(0.008, 8, "all committed gates")
+COMMITTED_CORES = replace(COMMITTED, sd=0.018)  # of own cores, with 18 degrees of freedom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from pytest_slmserve.analysis.estimates import Interval, grouped, student_interv
 from pytest_slmserve.analysis.gate.decision import GateCriteria, compare_sides, gate
 from pytest_slmserve.analysis.gate.launch_pairs import (
     BUSY,
+    CORES,
     SHARE,
     SHOWN_TOGETHER,
     SIDES,
@@ -25,6 +26,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
 )
 from pytest_slmserve.analysis.gate.side_by_side import (
     COMMITTED,
+    COMMITTED_CORES,
     FIRST_PAIRS,
     THROWN_AWAY,
     Allowance,
@@ -185,7 +187,8 @@ def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
         if endpoint.load not in busy
     )
     left = (each for endpoint, each in compared.items() if endpoint.load in busy)
-    shares = (each for endpoint in SHOWN_TOGETHER if pairs and (each := window_series(endpoint, pairs, terms, {})))
+    allowed = {CORES.label_in(pairs): COMMITTED_CORES}
+    shares = (each for endpoint in SHOWN_TOGETHER if pairs and (each := window_series(endpoint, pairs, terms, allowed)))
     return replace(
         gated,
         gated=(*(gate([*sound.values()], terms) if sound else ()), *inconclusive),

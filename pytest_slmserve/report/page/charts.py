@@ -5,12 +5,14 @@ The colors of marks are distinct with any color vision, on a light and on a dark
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import filterfalse
 from statistics import fmean
 from typing import Any
 
 from pytest_slmserve.analysis.compare import changes
 from pytest_slmserve.analysis.estimates import Interval, factor, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.diagnosis import is_of_cores
 from pytest_slmserve.analysis.metrics.gpu_figures import ceiling_tokens_per_s
 from pytest_slmserve.analysis.points import (
     Figure,
@@ -553,10 +555,13 @@ def forest(verdicts: Sequence[Verdict]) -> Spec | None:
 
 
 def gate_forest(compared: Sequence[Comparison]) -> Spec | None:
-    """Return candidate over baseline of each endpoint: pairs, interval, and margin."""
+    """Return candidate over baseline of each endpoint: pairs, interval, and margin.
+
+    Own cores are left out, because they can change so much that the margins would vanish.
+    """
     found: list[Estimate] = []
     pairs: Values = []
-    for each in compared:
+    for each in filterfalse(is_of_cores, compared):
         if each.ratio is not None:
             bound = margin_at(each) if each.gated else None
             found.append((each.name, each.ratio, bound, each.outcome, f"{each.ratio.value:.4f}"))

@@ -23,7 +23,7 @@ from pytest_slmserve.analysis.compare.changes import TOLERANCE, compare
 from pytest_slmserve.analysis.compare.deployments import PairReplicas, compared, deployments
 from pytest_slmserve.analysis.estimates import Interval, grouped
 from pytest_slmserve.analysis.gate.decision import Comparison
-from pytest_slmserve.analysis.gate.diagnosis import other_work
+from pytest_slmserve.analysis.gate.diagnosis import changed_cores
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.points import Point, point_of, ratio
 from pytest_slmserve.analysis.verdict import State
@@ -152,7 +152,7 @@ def gates_of_json() -> list[str]:
 
 def own_cores_in(gated: Gated) -> Comparison:
     """Return the comparison of own cores if it clearly differs."""
-    seen = other_work(gated.shown)
+    seen = changed_cores(gated.shown)
     assert seen is not None
     return seen
 
@@ -167,7 +167,7 @@ def at_a_small_load() -> list[str]:
 def less_of_the_host() -> list[str]:
     """Own cores of OPT-1.3B by all gates of two releases whose sides clearly differ in them, at 256."""
     gates = [gated for name in names_of("h200-vllm-0.*-0.*-gate*") if "json" not in name for gated in gates_of(name)]
-    seen = [one for gated in gates if gated.terms.together and (one := other_work(gated.shown))]
+    seen = [one for gated in gates if gated.terms.together and (one := changed_cores(gated.shown))]
     assert len(seen) == 3
     return [times(one.ratio) for one in seen if one.ratio]
 
@@ -210,7 +210,7 @@ HEADLINES = [  # the page, how the paragraph or table begins, and the numbers th
     ("docs/results.md", "- [The gate of 0.26.0 against 0.20.2]", gate_of_two_releases),
     ("docs/results.md", "- JSON output needs more.", gates_of_json),
     ("docs/results.md", "- At concurrency 8, the host decides", at_a_small_load),
-    ("docs/results.md", "- Newer releases need less of the host.", less_of_the_host),
+    ("docs/results.md", "- OPT-1.3B needs less of the host", less_of_the_host),
     ("docs/results.md", "- [Qwen3 4B at concurrency 256]", larger_graphs),
     ("docs/results.md", "| busy share of a single engine", IDLE),
     ("docs/results.md", "| busy share of a single engine", BUSY),
