@@ -21,7 +21,7 @@ from pytest_slmserve.schema.specs import ClosedLoop, WorkloadSpec
 from pytest_slmserve.workload.requests import build_workload
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("vllm_here")]
-MODEL, USERS, REQUESTS, PROMPT, OUTPUT = "opt-125m", 4, 32, 64, 32  # a step is long beside what a client does in it
+MODEL, USERS, REQUESTS, PROMPT, OUTPUT = "opt-125m", 4, 32, 16, 32  # a step is long beside a client's work
 WITHIN, TIMES = 0.02, 3
 # The words of `vllm bench serve`, whose command wants a distribution named vllm.
 BENCH = """
