@@ -174,12 +174,26 @@ KEY_TOGETHER = (
     "smallest slowdown that this number of launches finds with a power of 90%, for endpoints that do not pass. "
     f"{INFORMATION}"
 )
+
+
+def ratio_text(seen: Comparison) -> str:
+    return ABSENT if seen.ratio is None else f"{seen.ratio.value:.4f}"
+
+
+def ends_text(seen: Comparison) -> str:
+    return interval_text(seen.ratio, "{:.4f}".format)
+
+
+def margin_text(seen: Comparison) -> str:
+    return f"{100 * seen.margin:.3g}" if seen.gated else ABSENT
+
+
 COLUMNS: tuple[Column[Comparison], ...] = (  # 80 columns show the outcome, the estimate and the margin
     Column("endpoint", lambda c: c.name, "left"),
     Column("better", lambda c: c.better, "left", rank=6),
     Column("pairs", lambda c: str(c.n), rank=4),
-    Column("candidate /\nbaseline", lambda c: ABSENT if c.ratio is None else f"{c.ratio.value:.4f}"),
-    Column("95%", lambda c: interval_text(c.ratio, "{:.4f}".format), "left", rank=1),
+    Column("candidate /\nbaseline", ratio_text),
+    Column("95%", ends_text, "left", rank=1),
     Column("SD\n%", lambda c: _percents(c.sd), rank=5),
     # If an endpoint passes, its noise was small enough.
     Column(
@@ -187,7 +201,7 @@ COLUMNS: tuple[Column[Comparison], ...] = (  # 80 columns show the outcome, the 
         lambda c: _percents(None if c.gated and c.outcome is State.PASSES else c.detectable),
         rank=3,
     ),
-    Column("margin\n%", lambda c: f"{100 * c.margin:.3g}" if c.gated else ABSENT),
+    Column("margin\n%", margin_text),
     Column("", lambda c: WORDS[c.outcome] if c.gated else "", "left"),
 )
 
@@ -523,7 +537,8 @@ def told_of(gated: Gated) -> list[str]:
             if how and (most := diagnosis.explaining(stages[how])):
                 text += f": {most[0].name} {most[0].absolute:+.1f} s"
             worse.append(f"{layer} ({text})")
-    return [*([f"slower in: {', '.join(worse)}"] if worse else []), *told, *filter(None, [cores_text(gated)])]
+    slower = f"slower in: {', '.join(worse)}" if worse else ""
+    return [*filter(None, (slower, *told, cores_text(gated)))]
 
 
 def cores_text(gated: Gated) -> str:
@@ -533,6 +548,12 @@ def cores_text(gated: Gated) -> str:
     known = [(before, after) for before, after in seen.pairs if before and after]
     baseline, candidate = (figure(geometric_mean(side), 2) for side in zip(*known))
     return f"a run keeps {candidate} cores of the host busy with the candidate, and {baseline} with the baseline"
+
+
+def times_the_cores(gated: Gated) -> str:
+    """Return the own cores of the candidate over those of the baseline if they clearly differ, else ""."""
+    seen = diagnosis.changed_cores(gated.shown)
+    return f"{figure(seen.ratio.value, 2)} times the own cores" if seen and seen.ratio else ""
 
 
 def beside_texts(model: str, measurements: Sequence[Measurement]) -> list[str]:

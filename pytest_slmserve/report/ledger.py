@@ -6,12 +6,20 @@ from dataclasses import dataclass
 
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.gate import diagnosis
-from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.decision import THIS_GATE, Comparison
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
 from pytest_slmserve.analysis.verdict import State, all_of
-from pytest_slmserve.report.gate import LOOKS, WORDS, compared_releases
+from pytest_slmserve.report.gate import (
+    LOOKS,
+    WORDS,
+    compared_releases,
+    ends_text,
+    margin_text,
+    ratio_text,
+    times_the_cores,
+)
 from pytest_slmserve.report.section import Part, Section, Table, renamed
-from pytest_slmserve.report.text_table import ABSENT, Column, figure, interval_text
+from pytest_slmserve.report.text_table import ABSENT, Column
 from pytest_slmserve.schema.records import release
 
 SET_BY_SIDES = {"vllm", "env.PYTHONPATH"}  # facts that differ in every gate of two releases
@@ -38,11 +46,9 @@ COLUMNS: tuple[Column[LedgerRow], ...] = (
     Column("model", lambda row: row.model, "left"),
     Column("host", lambda row: row.host, "left", rank=3),
     Column("endpoint", lambda row: row.endpoint, "left"),
-    Column(
-        "candidate /\nbaseline", lambda row: ABSENT if (c := row.compared).ratio is None else f"{c.ratio.value:.4f}"
-    ),
-    Column("95%", lambda row: interval_text(row.compared.ratio, "{:.4f}".format), "left", rank=2),
-    Column("margin\n%", lambda row: f"{100 * row.compared.margin:.3g}" if row.compared.gated else ABSENT, rank=4),
+    Column("candidate /\nbaseline", lambda row: ratio_text(row.compared)),
+    Column("95%", lambda row: ends_text(row.compared), "left", rank=2),
+    Column("margin\n%", lambda row: margin_text(row.compared), rank=4),
     Column("verdict", lambda row: row.said, "left"),
 )
 
@@ -97,8 +103,8 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
-    model, cores = served(gated), diagnosis.changed_cores(gated.shown)
-    hosts = dict.fromkeys(m.environment.host for pair in gated.pairs for m in pair.baseline.measurements)
+    model, cores = served(gated), times_the_cores(gated)
+    hosts = dict.fromkeys(m.environment.host for m in gated.measurements("baseline"))
     host = ", ".join(filter(None, (where.gpu_name or where.cpu, *hosts)))
     for one in gated.compared:
         name, refused = one.name, gated.refused.get(one.name, "")
@@ -112,9 +118,9 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
         if one.outcome is State.FAILS and slower:  # the share of time with a kernel names the host, and has no row
             said.append(f"slower in: {slower.get(one.name, ' and '.join(slower.values()))}")
         elif one.outcome is State.INCONCLUSIVE and not refused:
-            said[0] += f" ({one.why.rpartition('; this gate ')[2]})"
-        if cores and cores.ratio and model:
-            said.append(f"with {figure(cores.ratio.value, 2)} times the own cores")
+            said[0] += f" ({one.why.rpartition(THIS_GATE)[2]})"
+        if cores and model:
+            said.append(f"with {cores}")
         yield LedgerRow(model, host, renamed(name, each[0].workload.unit), one, ", ".join(said))
         model = host = ""
 

@@ -18,8 +18,8 @@ from scripts import CHECKOUT
 
 from pytest_slmserve.__main__ import parser
 from pytest_slmserve.analysis.claims.table import stored_gates
-from pytest_slmserve.analysis.gate.diagnosis import changed_cores, layers
-from pytest_slmserve.analysis.gate.launch_pairs import Gated
+from pytest_slmserve.analysis.gate.diagnosis import layers
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, Gated
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.options.table import OPTS, Opt
@@ -28,7 +28,7 @@ from pytest_slmserve.report import gate
 from pytest_slmserve.report.ledger import ledger_sections
 from pytest_slmserve.report.page.writer import GLOSSARY
 from pytest_slmserve.report.section import section_markdown
-from pytest_slmserve.report.text_table import figure, interval_text
+from pytest_slmserve.report.text_table import interval_text
 from pytest_slmserve.schema.records import hosts_of, release
 
 TOP = """# Options
@@ -205,21 +205,24 @@ def gates_of(archive: str) -> list[Gated]:
     return [gated for gated, _ in stored_gates(contents.measurements, contents.plans)]
 
 
+def worse_in(gated: Gated) -> list[str]:
+    """Return the layers in which a candidate is worse, and the exact verdicts that fail."""
+    less = (each.claim for each in gated.exact if each.state is State.FAILS)
+    return [*(layer for layer, _ in layers(gated.compared)), *less]
+
+
 def gate_results(gates: Sequence[Gated]) -> str:
     """Return verdicts of gates on different hosts, in what a candidate is worse or else ratios, and its own cores."""
     told = []
     for gated in gates:
-        less = [each.claim for each in gated.exact if each.state is State.FAILS]
         found = [gate.WORDS[gated.outcome]]
-        if worse := [*(layer for layer, _ in layers(gated.compared)), *less]:
+        if worse := worse_in(gated):
             found.append(f"worse in: {', '.join(worse)}")
         else:
             first = ((each.name, each.ratio) for each in gated.gated[:1] if each.ratio)
             found += (f"{name} {seen.value:.2f} times ({interval_text(seen, '{:.2f}'.format)})" for name, seen in first)
             found += (f"{each.claim} {gate.WORDS[each.state]}" for each in gated.exact)
-        if (cores := changed_cores(gated.shown)) and cores.ratio:
-            found.append(f"{figure(cores.ratio.value, 2)} times the own cores")
-        told.append(", ".join(found))
+        told.append(", ".join(filter(None, (*found, gate.times_the_cores(gated)))))
     hosts = [frozenset(hosts_of(gated.measurements("baseline"))) for gated in gates]
     assert len({*hosts}) == len(hosts)
     return "; on another host: ".join(told)
@@ -234,9 +237,8 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
         told = f"not tried: needs {row.get('needs')}"
         if "runs" in row:
             slow = [gated for name in row["runs"] for gated in gates_of(name)]
-            names = {layer for gated in slow for layer, _ in layers(gated.compared)}
-            less = {each.state for gated in slow for each in gated.exact}
-            met = row["layer"] in names or (row["layer"] == "memory" and State.FAILS in less)
+            wanted = EXACT if row["layer"] == "memory" else (row["layer"],)
+            met = any(each in wanted for gated in slow for each in worse_in(gated))
             told = f"{'reproduced' if met else 'not reproduced'} by {row['as']}: {gate_results(slow)}"
             if "control" in row:
                 same = gates_of(row["control"])

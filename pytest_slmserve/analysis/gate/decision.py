@@ -35,6 +35,7 @@ MAX_GATED = 4
 POWER = 0.9
 TOGETHER = (2, 4)  # launches of both sides together: even numbers, so that each side starts first equally often
 STARTS = (3, 5)  # pairs of launches of a gate of the start, whose margin is five times as large
+THIS_GATE = "; this gate "  # in a reason, before what the gate can do
 RANKS_FROM = 6  # pairs, below which no 95% interval by ranks exists
 
 
@@ -306,7 +307,7 @@ def compare_sides(
         why = f"{n} {unit[n != 1]}, {criteria.looks(criteria.pairs)[0]} are wanted at least"
     else:
         why = f"not shown to be worse, and not shown to be within {share}"
-        why += "" if detectable is None else f"; this gate can detect a slowdown of {percent(detectable)}"
+        why += "" if detectable is None else f"{THIS_GATE}can detect a slowdown of {percent(detectable)}"
     return Comparison(
         name=series.name,
         better=series.better,

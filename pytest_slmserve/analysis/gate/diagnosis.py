@@ -19,7 +19,7 @@ from datetime import date
 from statistics import fmean
 from typing import Any
 
-from pytest_slmserve.analysis.estimates import grouped, mean_of_known
+from pytest_slmserve.analysis.estimates import ends, grouped, mean_of_known
 from pytest_slmserve.analysis.gate.decision import Comparison
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, idle_share, peaks_of
@@ -187,9 +187,9 @@ def changed_cores(compared: Iterable[Comparison]) -> Comparison | None:
     A host with idle cores hides a regression of this kind: the throughput is the same until engines share the host.
     """
     for each in filter(is_of_cores, compared):
-        low, high = (each.ratio.low or 0.0, each.ratio.high or math.inf) if each.ratio else (1.0, 1.0)
-        if low > CHANGED or high < 1 / CHANGED:
-            return each
+        if each.ratio:
+            low, high = ends(each.ratio)
+            return each if low > CHANGED or high < 1 / CHANGED else None
     return None
 
 

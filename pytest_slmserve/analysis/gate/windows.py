@@ -134,7 +134,8 @@ def window_series(
     values = [[*zip(*map(endpoint.read, pair.launches), strict=True)] for pair in pairs]
     if (has_one_load(pairs) and endpoint.load == SMALL) or not any(any(window) for each in values for window in each):
         return None
-    return WindowSeries.of(name, endpoint.better, values, criteria.margin, allowances.get(name, COMMITTED))
+    usual = COMMITTED_CORES if endpoint == CORES else COMMITTED
+    return WindowSeries.of(name, endpoint.better, values, criteria.margin, allowances.get(name, usual))
 
 
 def by_the_host(endpoint: Endpoint, pairs: Sequence[PairOfLaunches], series: WindowSeries) -> str:
@@ -187,8 +188,7 @@ def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
         if endpoint.load not in busy
     )
     left = (each for endpoint, each in compared.items() if endpoint.load in busy)
-    allowed = {CORES.label_in(pairs): COMMITTED_CORES}
-    shares = (each for endpoint in SHOWN_TOGETHER if pairs and (each := window_series(endpoint, pairs, terms, allowed)))
+    shares = (each for endpoint in SHOWN_TOGETHER if pairs and (each := window_series(endpoint, pairs, terms, {})))
     return replace(
         gated,
         gated=(*(gate([*sound.values()], terms) if sound else ()), *inconclusive),
