@@ -66,9 +66,10 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
         title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
         if outcome is State.PASSES and ends:
             title += f", at most {percent(max(ends))} worse (95%) in all that is judged"
-        if failed := Counter(served(gated) for gated in found[sides] if gated.outcome is State.FAILS):
+        elif outcome is not State.PASSES:
             every = Counter(map(served, found[sides]))
-            some = (f"{what} in {n} of {every[what]} gates" if n < every[what] else what for what, n in failed.items())
+            those = Counter(served(gated) for gated in found[sides] if gated.outcome is outcome)
+            some = (f"{what} in {n} of {every[what]} gates" if n < every[what] else what for what, n in those.items())
             title += f" with {' and with '.join(some)}"
         parts: list[Part] = [Table(rows, COLUMNS, caption=title, always=len(COLUMNS))]
         parts.append(f"other recorded settings that differ: {'; '.join(_differences(found[sides])) or 'none'}")

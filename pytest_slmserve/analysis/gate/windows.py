@@ -41,6 +41,7 @@ from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement
 
 PairOfWindows = tuple[Measurement, Measurement]  # baseline, candidate
+UNCOUNTED = "all busy seconds: they were counted in too few windows, so the other figures decide"
 
 
 def part_of(window: Measurement) -> GateLaunch:
@@ -94,8 +95,19 @@ def launches_that_count(
 ) -> tuple[tuple[PairOfLaunches, ...], tuple[str, ...]]:
     """Return the launches with enough windows at each load, and the reasons why others or windows do not count.
 
-    If a launch was repeated, the last one counts.
+    If a launch was repeated, the last one counts. If busy seconds were counted, but in too few windows of every launch,
+    all windows are used without them.
     """
+    found, dropped = _launches_that_count(measurements)
+    if not found and any(part_of(m).busy_s is not None for m in measurements):
+        found, others = _launches_that_count(
+            [replace(m, paired=replace(part_of(m), busy_s=None)) for m in measurements]
+        )
+        dropped = (UNCOUNTED, *others) if found else dropped
+    return found, dropped
+
+
+def _launches_that_count(measurements: Sequence[Measurement]) -> tuple[tuple[PairOfLaunches, ...], tuple[str, ...]]:
     found, dropped = list[PairOfLaunches](), list[str]()
     loads = sorted({m.load for m in measurements}, key=attrgetter("concurrency"))
     in_time = sorted(measurements, key=attrgetter("measured_at"))

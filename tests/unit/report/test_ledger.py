@@ -53,6 +53,7 @@ def test_ledger_verdict_names_slower_layer():
         "0.26.0", "0.27.0", [m for n in range(1, 13) for m in pair_of_launches(n, speed=1.2 if n % 2 else 0.8)]
     )
     first, second, third = ledger_sections([slow, hosted, noisy])
+    assert third.title == "vLLM 0.26.0 -> 0.27.0: inconclusive with opt-1.3b"
     assert rows(first)["tokens per busy second at 64"][1:] == ("0.9091", "fail, slower in: kernels")
     assert rows(second)["output tokens/s at 64"][2] == "not judged: the host decides"
     assert rows(second)["tokens per busy second at 8"][2] == "pass"

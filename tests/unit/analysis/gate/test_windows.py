@@ -107,6 +107,16 @@ def test_untrusted_window_drops_its_pair(side, facts, told):
     assert len(pair.baseline.figures[0]) == 9 and len(left_out) == 1 and dropped[0] in left_out[0]
 
 
+def test_uncounted_busy_seconds_leave_the_throughput():
+    for side in SIDES:
+        one, other = (spoilt(launch_of_both(n, seconds=1.05), side, 3, 6, 9, paired={"busy_s": None}) for n in (1, 2))
+        gated = judge_windows([*one, *other], TERMS)
+        assert gated.windows == (8, 8, 8, 8) and gated.dropped == (windows.UNCOUNTED,)
+        assert states(gated) == {"throughput": FAIL, "latency": FAIL}
+        found, _ = launches_that_count([*one, *launch_of_both(2)])
+        assert [pair.number for pair in found] == [2], "one launch has busy seconds"
+
+
 def test_idle_neighbour_cost_is_reported():
     def own(seconds, **facts):
         made = launch_of_both(0, windows=20, loads=LOADS[1:], seconds=seconds, **facts)
