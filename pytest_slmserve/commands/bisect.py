@@ -19,6 +19,7 @@ from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.gate import FINAL, gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json
+from pytest_slmserve.schema.specs import short_hash
 
 STATUS = (
     f"{cli.PASSES} the first slow release is named, or the last one is not slow; {cli.INCONCLUSIVE} several may be the "
@@ -101,11 +102,11 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     Raises:
         KeyboardInterrupt: if pytest was interrupted.
     """
-    place = given.folder / candidate.release
-    records, log = place / "records.jsonl", place / "pytest.txt"
-    words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else [])]
-    words += [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
+    words = [*side_options(given, good, "baseline"), *side_options(given, candidate, "candidate")]
     words += plan.with_tests(given.pytest)
+    place = given.folder / candidate.release / short_hash(words)  # another gate does not continue this one
+    records, log = place / "records.jsonl", place / "pytest.txt"
+    words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else []), *words]
     status, told, _ = plan.run_pytest(words, log, "Choose another folder with --folder.")
     gates = report.gates_of([(records, read(records))])[0] if records.exists() else []
     if gates and status not in NOTHING_SAID:

@@ -56,15 +56,17 @@ def searched(capsys, releases, *words):
 
 def test_bisect_finds_first_slow_release(in_process, capsys):
     seen = searched(capsys, [{}, SLOW, SLOW])
-    archives = sorted(Path(".slm/bisect").glob("*/records.jsonl"))
+    archives = sorted(Path(".slm/bisect").glob("*/*/records.jsonl"))
     measured = [path.read_bytes().count(b'"kind":"measurement"') for path in archives]
-    assert seen.status == 0 and [path.parent.name for path in archives] == ["1.1", "1.2"] and min(measured) > 0
+    assert seen.status == 0 and [path.parts[-3] for path in archives] == ["1.1", "1.2"] and min(measured) > 0
     again = searched(capsys, [{}, SLOW, SLOW])
     for found in map(json.loads, (seen.out, again.out)):
         assert found["suspects"] == ["1.1"] and [gate["release"] for gate in found["gates"]] == ["1.2", "1.1"]
         rates = [e for g in found["gates"] for one in g["gates"] for e in one["gated"] if "tokens" in e["name"]]
         assert rates and all(each["ratio"]["value"] == pytest.approx(0.91, abs=0.03) for each in rates)
     assert [path.read_bytes().count(b'"kind":"measurement"') for path in archives] == measured
+    equal = json.loads(searched(capsys, [{}, {}, {}]).out)
+    assert equal["suspects"] == [] and len(equal["gates"]) == len(equal["gates"][0]["gates"]) == 1
 
 
 def test_plan_starts_no_engine(in_process, capsys):

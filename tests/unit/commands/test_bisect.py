@@ -154,7 +154,11 @@ def pytest_run(monkeypatch):
     return does
 
 
-RECORDS = Path(".slm/bisect/1.1/records.jsonl")
+def records_of(command, release="1.1"):
+    """The results file that pytest was told, in the folder of the release."""
+    [records] = [Path(word.partition("=")[2]) for word in command if word.startswith("--slm-records=")]
+    assert records.parts[:3] == (".slm", "bisect", release)
+    return records
 
 
 @pytest.mark.parametrize(("words", "given", "tests"), [
@@ -167,13 +171,16 @@ def test_gate_gets_both_sides(words, given, tests, write, pytest_run, capsys):
     with pytest.raises(KeyboardInterrupt):
         said(capsys, *asked, *SIMULATED, *words)
     facts = (f"python={sys.executable}", "env=A=b c", "arg=slowdown=0.1", 'arg=name="x"')
-    sides = [f"--slm-records={RECORDS}", *(f"--slm-side=candidate:{fact}" for fact in facts)]
+    records = records_of(pytest_run.commands[0])
+    sides = [f"--slm-records={records}", *(f"--slm-side=candidate:{fact}" for fact in facts)]
     expected = [sys.executable, "-m", "pytest", "--slm-gate", *sides, *SIMULATED[1:], *given, *tests]
     assert pytest_run.commands == [expected]
-    RECORDS.touch()
-    with pytest.raises(KeyboardInterrupt):
-        said(capsys, *asked, *SIMULATED, *words)
-    assert "--slm-resume" in pytest_run.commands[1], "what was measured is gone on with"
+    records.touch()
+    for env in (python["env"], {"A": "c"}):
+        with pytest.raises(KeyboardInterrupt):
+            said(capsys, *write({}, {**python, "env": env}), *SIMULATED, *words)
+    assert ["--slm-resume" in command for command in pytest_run.commands] == [False, True, False]
+    assert records_of(pytest_run.commands[2]) != records, "of other sides"
 
 
 @pytest.mark.parametrize(("printed", "told"), [
@@ -182,16 +189,17 @@ def test_gate_gets_both_sides(words, given, tests, write, pytest_run, capsys):
 def test_ungateable_release_quotes_pytest(printed, told, write, pytest_run, capsys):
     vars(pytest_run).update(status=4, printed=printed)
     seen = said(capsys, *write({}, {}), *SIMULATED)
-    assert seen.status == 4 and told in seen.err and str(RECORDS.with_name("pytest.txt")) in seen.err
+    assert seen.status == 4 and told in seen.err
+    assert str(records_of(pytest_run.commands[0]).with_name("pytest.txt")) in seen.err
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, 4, 5, 10])
 def test_release_counts_by_its_gates(status, write, pytest_run, monkeypatch):
     assert write({}, {}, {})
     pytest_run.status = status
-    RECORDS.parent.mkdir(parents=True)
-    RECORDS.touch()
     monkeypatch.setattr(bisect.report, "gates_of", lambda archives: (["a gate"], []))
     given = SimpleNamespace(folder=Path(".slm/bisect"), releases=Path("releases.json"), pytest=[], bad="1.2")
+    assert bisect.gated(given, Release("1.0"), Release("1.1"))[0] == [], "pytest wrote no results file"
+    records_of(pytest_run.commands[0]).touch()
     gates, note = bisect.gated(given, Release("1.0"), Release("1.1"))
     assert (gates, bool(note)) == (["a gate"], status in (3, 4, 5))
