@@ -43,6 +43,12 @@ class Release:
     env: Mapping[str, str] = field(default_factory=dict)
     engine_arg: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether all fields have their types, if a file has them."""
+        texts = [self.release, self.python, *self.env.values()] if isinstance(self.env, dict) else [self.env]
+        return isinstance(self.engine_arg, dict) and all(isinstance(text, str) for text in texts)
+
 
 def add_bisect(commands: cli.Commands) -> None:
     command = cli.add_command(commands, "bisect", STATUS, run_bisect)
@@ -135,12 +141,14 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
             raise BadUsage(f"pip lists no releases of vLLM ({told.stderr.strip()[:200]})", "--releases FILE")
         final = [name for name in listed[1].split(", ") if FINAL.fullmatch(name)]
         final.sort(key=lambda name: tuple(map(int, name.split("."))))
-        releases = [Release(name, given.python.format(release=name)) for name in final]
+        releases = [Release(name, python_of(given, name)) for name in final]
     else:
         hint = 'Write a list such as [{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...].'
         rows = read_json(given.releases, hint)
         try:
-            releases = [Release(**({"python": given.python.format(release=row["release"])} | row)) for row in rows]
+            releases = [Release(**({"python": python_of(given, row["release"])} | row)) for row in rows]
+            if wrong := [each for each in releases if not each.is_sound]:
+                raise TypeError(f"not of texts and objects: {wrong[0]}")
         except UNUSABLE as error:
             why = f"{given.releases} is not a list of releases ({type(error).__name__}: {error})"
             raise BadUsage(why, hint) from None
@@ -151,6 +159,15 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
     if first >= last or len(set(names)) < len(names):
         raise BadUsage(f"{given.bad} does not come after {given.good}", f"--good {given.bad} --bad {given.good}")
     return releases[first : last + 1]
+
+
+def python_of(given: argparse.Namespace, release: str) -> str:
+    """Return the interpreter of a release by the pattern of `--python`."""
+    try:
+        return str(given.python.format(release=release))
+    except (LookupError, ValueError):
+        why = f"--python {given.python} has more than {{release}} in braces"
+        raise BadUsage(why, "Pass for example --python '/opt/vllm-{release}/bin/python'.") from None
 
 
 def side_options(given: argparse.Namespace, release: Release, side: str) -> list[str]:

@@ -24,6 +24,7 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import compare, gate, loads
+from pytest_slmserve.report.answer import regression
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.pictures import draw_pictures
@@ -36,8 +37,8 @@ from pytest_slmserve.schema.printable import printable
 
 REPORT_STATUS = (
     f"{cli.PASSES} all verdicts are as expected and gates pass; {cli.FAILS} one is not or fails; {cli.INCONCLUSIVE} "
-    f"none is wrong but one is inconclusive or nothing was measured; {cli.USAGE} wrong usage or an unreadable results "
-    "file."
+    "none is wrong but one is inconclusive, a release seems to have regressed, or nothing was measured; "
+    f"{cli.USAGE} wrong usage or an unreadable results file."
 )
 NOT_JUDGED = "claims that no test of these runs judges are skipped; --strict judges all"
 MERGE_STATUS = (
@@ -91,13 +92,16 @@ def run_report(given: argparse.Namespace) -> int:
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
     states = [*(kinds[each.outcome] for each in found.outcomes), *(each.outcome for each in gates)]
     if found.curves or found.jobs or found.loads:
-        states.append(State.PASSES)  # there is no claim about them
-    commands = [*{str(session.plan.get("command", "")) for session in contents.sessions}]
-    try:  # the command that made these records, unless they are of several commands
-        command = printable(shlex.join(shlex.split(commands[0]))) if len(commands) == 1 else ""
-    except ValueError:  # a quotation without an end: none of ours
-        command = ""
-    found = replace(found, gates=gates, notes=notes, archives=list(map(str, given.paths)), command=command)
+        states.append(State.INCONCLUSIVE if regression(found) else State.PASSES)  # there is no claim about them
+    commands = {typed_command(session) for session in contents.sessions}
+    found = replace(
+        found,
+        gates=gates,
+        notes=notes,
+        archives=list(map(str, given.paths)),
+        command=commands.pop() if len(commands) == 1 else "",
+        gate_commands={m.paired.gate: typed_command(run) for m, run in reversed(contents.measured) if m.paired},
+    )
     drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)
     points, terms = point_facts(found), loads.ValidityCriteria(found.slo)
     shown = {
@@ -119,6 +123,14 @@ def run_report(given: argparse.Namespace) -> int:
     for line in drawn:
         cli.say(line, sys.stderr if given.json or given.csv else None)
     return status
+
+
+def typed_command(run: store.RunHeader) -> str:
+    """Return the command of a run, or "" if it is not known."""
+    try:
+        return printable(shlex.join(shlex.split(str(run.plan.get("command", "")))))
+    except ValueError:  # a quotation without an end: none of ours
+        return ""
 
 
 def merge_archives(given: argparse.Namespace) -> int:

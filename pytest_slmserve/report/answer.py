@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
 
+from pytest_slmserve.analysis.compare.changes import METRICS, release_order
 from pytest_slmserve.analysis.points import JobPoint, Point, engines, point_differences
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.report import gate
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.section import FiveLines
-from pytest_slmserve.report.text_table import counted, figure
+from pytest_slmserve.report.text_table import ABSENT, counted, figure, interval_text
 from pytest_slmserve.report.verdicts import SURPRISES, by_outcome, inconclusive, tally, unexpected
 from pytest_slmserve.schema.records import SIMULATED
 
@@ -39,13 +40,29 @@ def answer_of(found: Findings) -> FiveLines | None:
 
 
 def state_of(found: Findings) -> State | None:
-    """Return the worst outcome of claims and tests, or None if nothing was judged."""
+    """Return the worst outcome of claims and tests, or None if nothing was judged.
+
+    A regression in a history of releases is inconclusive, because they were measured at different times.
+    """
     outcomes = {each.outcome for each in found.outcomes}
     if found.failed or "unexpected" in outcomes:
         return State.FAILS
-    if found.inconclusive or OPEN in outcomes:
+    if found.inconclusive or OPEN in outcomes or regression(found):
         return State.INCONCLUSIVE
     return State.PASSES if found.judged else None
+
+
+def regression(found: Findings) -> tuple[str, str] | None:
+    """Return a sentence on the newest release that regressed in a history, and the command of a gate, or None."""
+    known = [(history, *each) for history in found.history for each in history.regressions[-1:]]
+    if not known:
+        return None
+    history, release, ratio = max(known, key=lambda each: release_order(each[1].release))
+    name = " ".join(METRICS[history.metric].heading.split())
+    sure = interval_text(ratio, "{:.3f}".format)
+    ends = "" if sure == ABSENT else f" (95%: {sure})"
+    text = f"{history.subject}: since vLLM {release.release}, {name} is {ratio.value:.3f} times that before{ends}"
+    return f"{text}, but releases were measured at different times", release.gate
 
 
 def rest_lines(found: Findings) -> FiveLines | None:
@@ -66,7 +83,8 @@ def rest_lines(found: Findings) -> FiveLines | None:
         word = "ERROR" if broken else "FAILS"  # an error is not a verdict
         answer = f"{word}: {first}{f'; the first of {count} failures' if count > 1 else ''}"
     elif state is State.INCONCLUSIVE:
-        first = next(iter([*map(failure_text, found.inconclusive), *inconclusive(kinds, found.curves)]))
+        regressed = [text for text, _ in filter(None, [regression(found)])]
+        first = next(iter([*map(failure_text, found.inconclusive), *regressed, *inconclusive(kinds, found.curves)]))
         answer = f"INCONCLUSIVE: {first.replace(': inconclusive, ', ': ')}"
     else:
         answer = f"{'PASSES' if state else 'MEASURED'}: {best or 'all is as expected'}"
@@ -107,6 +125,8 @@ def measured_text(found: Findings) -> str:
 
 def next_command(found: Findings, state: State | None) -> str:
     """Return the command that repeats a failure, resumes what is inconclusive, or uses a pass."""
+    if state is State.INCONCLUSIVE and not found.inconclusive and (regressed := regression(found)) and regressed[1]:
+        return regressed[1]
     if state is State.INCONCLUSIVE and found.command:
         first = next(inconclusive(by_outcome(found.outcomes), found.curves), "")  # names options that resolve it
         named = [(name, value) for name, value in OPTION.findall(first) if value or name in WITHOUT_VALUE]

@@ -270,7 +270,7 @@ def launches_lines(alike: Sequence[ReleaseHistory]) -> Iterator[str]:
         yield f"{text}; {', '.join(METRICS[metric].heading for metric, _ in same)})"
     if lacking:
         yield "launches of one host count: a gate measures the last two releases there in turns, until it knows:"
-        yield from command_lines(" ", max(lacking, key=lambda pair: pair[1].launches_more or 0)[0].gate)
+        yield from command_lines(" ", max(lacking, key=lambda pair: pair[1].launches_more or 0)[1].gate)
 
 
 def step_lines(each: ReleaseHistory) -> Iterator[str]:

@@ -47,6 +47,7 @@ class Findings:
     records: Path | None = None  # results file of a run, which may be a temporary one
     written: str = ""  # sentence on other files that were written
     command: str = ""  # repeats the run
+    gate_commands: Mapping[str, str] = field(default_factory=dict)  # of the gates, if several runs have them
 
     @cached_property
     def labelled(self) -> list[tuple[Curve, str]]:

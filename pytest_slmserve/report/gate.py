@@ -27,7 +27,7 @@ from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Details, FiveLines, Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hundredths, interval_text
 from pytest_slmserve.schema.errors import Caches, Side
-from pytest_slmserve.schema.records import SIMULATED, Measurement
+from pytest_slmserve.schema.records import SIMULATED, Measurement, release
 from pytest_slmserve.schema.specs import GIB
 
 NOTHING_DIFFERS = "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
@@ -154,8 +154,8 @@ STATES = {  # of a gate of start-up times, by its caches
 }
 STAGE_LEGEND = (
     "import: until the model's process has imported all. device, weights, kv cache: until it has them. profile: of the "
-    "memory. compile: as vLLM counts it; with warm caches, reading them. capture: warm-up and CUDA graphs. rest: the "
-    "front end. Seconds are means over the pairs."
+    "memory, with compiling if vLLM does not count that. compile: as vLLM counts it; with warm caches, reading them. "
+    "capture: warm-up and CUDA graphs. rest: the front end. Seconds are means over the pairs."
 )
 LOOKS: dict[State, Look] = {State.PASSES: "good", State.FAILS: "bad", State.INCONCLUSIVE: "open"}
 WORDS = {State.PASSES: "pass", State.FAILS: "fail", State.INCONCLUSIVE: "inconclusive"}  # in the texts of a gate
@@ -324,7 +324,7 @@ def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
         "launches": gated.terms.launches,
         "windows": gated.windows,
         "refused": gated.refused,
-        "layers": [layer for layer, _ in diagnosis.layers(gated.compared)] if gated.outcome is State.FAILS else [],
+        "layers": diagnosis.worse_layers(gated),
         "sides": dict(described_sides(gated)),
         "gated": map(comparison_facts, gated.gated),
         "shown": map(comparison_facts, gated.shown),
@@ -338,8 +338,10 @@ WORST = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
 
 
 def worst_of(gates: Sequence[Gated]) -> Gated:
-    """Return the first gate that fails, else the first inconclusive one, else the first."""
-    return min(gates, key=lambda gated: WORST.index(gated.outcome))
+    """Return the first gate that fails, else the first inconclusive one, else that of the newest release."""
+    worst = min(gates, key=lambda gated: WORST.index(gated.outcome))
+    newest = max(gates, key=lambda gated: [*map(release, compared_releases(gated)[1:])])
+    return newest if worst.outcome is State.PASSES else worst
 
 
 def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
@@ -348,8 +350,10 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     Args:
         found: results files, HTML report and command of the run, if known.
     """
-    gated, several = worst_of(gates), f"; the worst of {len(gates)} gates" if len(gates) > 1 else ""
+    gated = worst_of(gates)
     outcome, releases = gated.outcome, compared_releases(gated)
+    all_pass = f"; {len(gates)} of {len(gates)} gates pass"
+    several = "" if len(gates) < 2 else all_pass if outcome is State.PASSES else f"; the worst of {len(gates)} gates"
     compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
     exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
     reasons = [*(f"{each.name}: {each.why}" for each in compared), *(f"{name}: {why}" for name, why in exact.items())]
@@ -366,7 +370,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         allowed = f"at least {1 / most:.3f}" if compared[0].better == "higher" else f"at most {most:.3f}"
         answer += f" ({f'95%: {sure}; ' if sure != ABSENT else ''}allowed: {allowed})"
     elif exact and outcome is not State.INCONCLUSIVE:
-        answer, why = f"{gated.model}: {why}", "this is counted, and noise has no part in it"
+        answer, why = f"{gated.model}: {why}", "it is worse in memory, in the pair of launches closest to the limit"
         if OUTPUTS in exact:
             why = "the candidate gives the tokens of the baseline another probability"
 
@@ -374,7 +378,8 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         why = f"within their margins: {', '.join([*(each.name for each in compared), *exact])}"
     elif layers := [text for text in told_of(gated) if text.startswith("slower in: ")]:
         why = layers[0]
-    more = [f"not judged: {' and '.join(gated.refused)}"] if gated.refused else []
+    left = gated.refused.keys() - {each.name for each in gated.gated}
+    more = [f"not judged: {' and '.join(name for name in gated.refused if name in left)}"] if left else []
     why = "; ".join(filter(None, (why, *more, cores_text(gated), next_step(gated)[0])))
     answer = f"{outcome.value.upper()}: {answer}{several}"
     told = answer, why, command_after(gated, found), trust(gated), found.where
@@ -383,8 +388,8 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
 
 def compared_releases(gated: Gated) -> list[str]:
     """Return the vLLM releases of both sides; empty if equal or unknown."""
-    found = [pair.launch(side).measurements[0].environment.vllm or "" for pair in gated.pairs[:1] for side in SIDES]
-    return found if "" not in found and len(set(found)) > 1 else []
+    found = [m.environment.vllm for side in SIDES if (m := gated.firsts.get(side)) and m.environment.vllm]
+    return found if len(set(found)) > 1 else []
 
 
 def with_options(command: str, options: str) -> str:
@@ -400,6 +405,7 @@ def command_after(gated: Gated, found: Findings) -> str:
     It installs a pass, continues an inconclusive gate, finds the first slow release, or traces a failure.
     """
     releases, (_, options) = compared_releases(gated), next_step(gated)
+    command = found.gate_commands.get(gated.gate) or found.command
     final = bool(releases) and all(map(FINAL.fullmatch, releases))
     if gated.outcome is State.PASSES:
         return f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"
@@ -410,17 +416,17 @@ def command_after(gated: Gated, found: Findings) -> str:
         same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
         same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
         own = ("--slm-side=", "--slm-records=")  # bisect has its own
-        typed = [word for word in shlex.split(found.command)[1:] if not word.startswith(own) and word != "--slm-gate"]
+        typed = [word for word in shlex.split(command)[1:] if not word.startswith(own) and word != "--slm-gate"]
         words = ["slmserve", "bisect", "--good", releases[0], "--bad", releases[1], "--", *(typed or same)]
         return shlex.join(words)
     speed = any(each.outcome is State.FAILS for each in gated.gated)
-    traced = "slm_profile=" in found.command or any(m.spec.interface == "server" for m in first)
+    traced = "slm_profile=" in command or any(m.spec.interface == "server" for m in first)
     if gated.outcome is State.FAILS and (not speed or traced):
         return found.shown_again or "compare what differs between the sides, which the tables have"
     options = options or "-o slm_profile=traces"
-    if not found.command:
+    if not command:
         return f"the command of this gate again, with {options}"
-    return with_options(found.command, options)
+    return with_options(command, options)
 
 
 def trust(gated: Gated) -> str:

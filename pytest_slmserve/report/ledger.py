@@ -1,13 +1,13 @@
 """The history of releases: results of gates between each two vLLM releases."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pytest_slmserve.analysis.estimates import grouped, percent
 from pytest_slmserve.analysis.gate import diagnosis
 from pytest_slmserve.analysis.gate.decision import THIS_GATE, Comparison
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated
+from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.report.gate import (
     LOOKS,
@@ -31,24 +31,27 @@ class LedgerRow:
 
     Attributes:
         model: empty after the first row of a gate, like `host`.
-        endpoint: name with its concurrency.
+        endpoint: name with its concurrency; empty for a gate without pairs, which has this row alone.
         said: the verdict with the slower layer, or why it is not judged.
     """
 
     model: str
     host: str
     endpoint: str
-    compared: Comparison
+    compared: Comparison | None
     said: str
+
+    def told(self, text: Callable[[Comparison], str]) -> str:
+        return text(self.compared) if self.compared else ABSENT
 
 
 COLUMNS: tuple[Column[LedgerRow], ...] = (
     Column("model", lambda row: row.model, "left"),
     Column("host", lambda row: row.host, "left", rank=3),
     Column("endpoint", lambda row: row.endpoint, "left"),
-    Column("candidate /\nbaseline", lambda row: ratio_text(row.compared)),
-    Column("95%", lambda row: ends_text(row.compared), "left", rank=2),
-    Column("margin\n%", lambda row: margin_text(row.compared), rank=4),
+    Column("candidate /\nbaseline", lambda row: row.told(ratio_text)),
+    Column("95%", lambda row: row.told(ends_text), "left", rank=2),
+    Column("margin\n%", lambda row: row.told(margin_text), rank=4),
     Column("verdict", lambda row: row.said, "left"),
 )
 
@@ -62,7 +65,8 @@ def ledger_sections(gates: Sequence[Gated]) -> Iterator[Section]:
     for sides in sorted(found, key=lambda each: [*map(release, each)]) if len(found) > 1 else ():
         rows = [row for gated in found[sides] for row in ledger_rows(gated)]
         outcome = all_of(gated.outcome for gated in found[sides])
-        ends = [end for row in rows if row.compared.gated and (end := most_worse(row.compared)) is not None]
+        judged = [row.compared for row in rows if row.compared and row.compared.gated]
+        ends = [end for each in judged if (end := most_worse(each)) is not None]
         title = f"vLLM {sides[0]} -> {sides[1]}: {WORDS[outcome]}"
         if outcome is State.PASSES and ends:
             title += f", at most {percent(max(ends))} worse (95%) in all that is judged"
@@ -94,13 +98,19 @@ def _either(values: Iterable[str | None]) -> str:
 
 def served(gated: Gated) -> str:
     """Return the model, with the kind of its requests if they are not for free text."""
-    asked = gated.pairs[0].baseline.measurements[0].workload.spec
+    asked = gated.firsts["baseline"].workload.spec
     special = asked.kind if asked.kind != "generate" else asked.output if asked.response_format else ""
     return ", ".join(filter(None, (gated.model, special)))
 
 
 def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
-    """Yield a row for each endpoint that is gated, or not judged because the host decides it."""
+    """Yield a row for each endpoint that is gated, or not judged because the host decides it; one without pairs."""
+    if not gated.pairs:
+        where = gated.firsts["baseline"].environment
+        host = ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
+        nothing = f"{WORDS[gated.outcome]} ({nothing_counts(gated.dropped, gated.lost)})"
+        yield LedgerRow(served(gated), host, "", None, nothing)
+        return
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
     where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
@@ -115,11 +125,13 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
             name = name.replace(words, at)
         if len(each) == 1 and not name.startswith("s to start"):
             name += ends[", large load"]
-        said = ["not judged: the host decides" if refused else WORDS[one.outcome]]
+        said = ["not judged: the host decides" if not one.gated else WORDS[one.outcome]]
         if one.outcome is State.FAILS and slower:  # the share of time with a kernel names the host, and has no row
             said.append(f"slower in: {slower.get(one.name, ' and '.join(slower.values()))}")
         elif one.outcome is State.INCONCLUSIVE and not refused:
             said[0] += f" ({one.why.rpartition(THIS_GATE)[2]})"
+        elif one.outcome is State.INCONCLUSIVE and one.gated:
+            said[0] += " (seems worse, but the host decides)" if one.seems_worse else " (the host decides)"
         if cores and model:
             said.append(f"with {cores}")
         yield LedgerRow(model, host, renamed(name, each[0].workload.unit), one, ", ".join(said))

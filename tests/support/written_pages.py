@@ -18,8 +18,8 @@ from scripts import CHECKOUT
 
 from pytest_slmserve.__main__ import parser
 from pytest_slmserve.analysis.claims.table import stored_gates
-from pytest_slmserve.analysis.gate.diagnosis import layers
-from pytest_slmserve.analysis.gate.launch_pairs import EXACT, Gated
+from pytest_slmserve.analysis.gate.diagnosis import worse_layers
+from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.options.table import OPTS, Opt
@@ -62,12 +62,14 @@ Each row has an endpoint: a quantity that a gate compares, at a concurrency. The
 is the candidate divided by the baseline, with a 95% confidence interval. For rates, a ratio below 1 is slower. For
 times and energy (J), a ratio above 1 is worse. The margin is what the gate allowed. A gate may stop at several numbers
 of launches, and its test allows for that, so near the margin the verdict can differ from what the interval suggests.
-*Can detect* is the smallest slowdown that the gate would find nine times in ten, not one that it found.
+*Can detect* is the smallest slowdown that the gate would find nine times in ten, not one that it found. Gates whose
+sides share the GPU do not judge the start.
 
 If a kernel runs for less than 70% of the time, or the windows scatter too much, the host decides how fast the engine
 is. A gate whose sides share the GPU then judges tokens per busy second, which show whether the kernels became slower,
-instead of output tokens/s and the time of a request (E2E). *Own cores* are the cores of the host that a run keeps busy.
-The verdict names them if a release needs clearly more or fewer, because idle cores can hide such a change.
+instead of output tokens/s and the time of a request (E2E). If one of these seems worse, the gate is inconclusive. *Own
+cores* are the cores of the host that a run keeps busy. The verdict names them if a release needs clearly more or fewer,
+because idle cores can hide such a change.
 
 ## Compare your own releases
 
@@ -88,7 +90,7 @@ between two that are far apart, use [`slmserve bisect`](compare-releases.md).
 This command prints the tables below from the committed results files:
 
 ```sh
-slmserve report benchmarks/baselines/*vllm-0.*-0.*.jsonl.xz
+slmserve report --show all benchmarks/baselines/*vllm-0.*-0.*.jsonl.xz
 ```
 """
 MUSEUM = """## Regressions that people reported
@@ -207,22 +209,17 @@ def gates_of(archive: str) -> list[Gated]:
     return [gated for gated, _ in stored_gates(contents.measurements, contents.plans)]
 
 
-def worse_in(gated: Gated) -> list[str]:
-    """Return the layers in which a candidate is worse, and the exact verdicts that fail."""
-    less = (each.claim for each in gated.exact if each.state is State.FAILS)
-    return [*(layer for layer, _ in layers(gated.compared)), *less]
-
-
 def gate_results(gates: Sequence[Gated]) -> str:
     """Return verdicts of gates on different hosts, in what a candidate is worse, by how much, and its own cores."""
     told = []
     for gated in gates:
-        worse, exact = worse_in(gated), [each.claim for each in gated.exact]
+        worse = worse_layers(gated)
         found = [gate.WORDS[gated.outcome], f"worse in: {', '.join(worse)}" if worse else ""]
-        if not worse or {*worse} - {*exact}:
+        if worse != ["memory"]:
             first = ((each.name, each.ratio) for each in gated.gated[:1] if each.ratio)
             found += (f"{name} {seen.value:.2f} times ({interval_text(seen, '{:.2f}'.format)})" for name, seen in first)
-        found += (f"{each.claim} {each.value:.2f} times" for each in gated.exact if each.claim in worse and each.value)
+        less = (each for each in gated.exact if each.state is State.FAILS and each.value)
+        found += (f"{each.claim} {each.value:.2f} times" for each in less)
         found += (f"{each.claim} {gate.WORDS[each.state]}" for each in gated.exact if not worse)
         told.append(", ".join(filter(None, (*found, gate.times_the_cores(gated)))))
     hosts = [frozenset(hosts_of(gated.measurements("baseline"))) for gated in gates]
@@ -239,8 +236,7 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
         told = f"not tried: needs {row.get('needs')}"
         if "runs" in row:
             slow = [gated for name in row["runs"] for gated in gates_of(name)]
-            wanted = EXACT if row["layer"] == "memory" else (row["layer"],)
-            met = sum(any(each in wanted for each in worse_in(gated)) for gated in slow)
+            met = sum(row["layer"] in worse_layers(gated) for gated in slow)
             on = f" on {met} of {len(slow)} hosts" if 0 < met < len(slow) else ""
             told = f"{'reproduced' if met else 'not reproduced'}{on} by {row['as']}: {gate_results(slow)}"
             if "control" in row:
@@ -263,11 +259,7 @@ def museum_rows() -> Iterator[tuple[str, ...]]:
 
 def ungated(gates: Iterable[Gated]) -> Iterator[tuple[str, str]]:
     """Yield each two neighboring releases on a GPU that no gate has compared."""
-    pairs = {
-        tuple(gate.compared_releases(each))
-        for each in gates
-        if each.pairs[0].baseline.measurements[0].environment.gpu_name
-    }
+    pairs = {tuple(gate.compared_releases(each)) for each in gates if each.firsts["baseline"].environment.gpu_name}
     known = sorted({name for pair in pairs for name in pair}, key=release)
     yield from (pair for pair in pairwise(known) if pair not in pairs)
 

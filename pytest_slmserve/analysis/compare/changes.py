@@ -680,6 +680,7 @@ class ReleaseMean:
         step: change since the previous release, if any.
         launches_more: further launches of both releases that would show a change by the share `shows`; None if they
             would not help.
+        gate: command that gates it against the previous release, if more launches would help or if it regressed.
     """
 
     release: str
@@ -688,6 +689,7 @@ class ReleaseMean:
     step: MetricChange | None
     launches_more: int | None = None
     shows: float | None = None
+    gate: str = ""
 
     @property
     def step_words(self) -> str:
@@ -706,7 +708,6 @@ class ReleaseHistory:
 
     Attributes:
         steps: changes of the level by more than the tolerance; `at` is the index of a release.
-        gate: command that adds launches to the last release that has too few, or "".
     """
 
     subject: str
@@ -715,7 +716,15 @@ class ReleaseHistory:
     tolerance: float
     releases: tuple[ReleaseMean, ...]
     steps: tuple[LevelStep, ...]
-    gate: str
+
+    @property
+    def regressions(self) -> list[tuple[ReleaseMean, Interval]]:
+        """Releases that regressed, or since which the level is worse, with the ratio to before, the newest last."""
+        higher = METRICS[self.metric].higher_is_better
+        found = {s.at: s.ratio for s in self.steps if (s.ratio.value < 1) == higher}
+        steps = enumerate(each.step for each in self.releases)
+        found |= {i: step.ratio for i, step in steps if step and step.verdict is Judgement.WORSE}
+        return [(self.releases[i], ratio) for i, ratio in sorted(found.items())]
 
 
 def release_order(version: str) -> tuple[object, ...]:
@@ -779,7 +788,7 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
                 ]
                 noise = repeat_noise([side for _, side in known])
                 scatter = noise_of_launches([side for _, side in known])
-                means, gate = list[ReleaseMean](), ""
+                means = list[ReleaseMean]()
                 for i, (each, side) in enumerate(known):
                     mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
                     here = ReleaseMean(each[0].environment.vllm or "", mean, len(side), None)
@@ -787,14 +796,17 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
                         pair = compared_pair(case, case.load, known[i - 1][0], each)
                         step = change_of(pair, METRICS[metric], TOLERANCE)
                         here = replace(here, step=step)
-                        if step and (needed := launches_needed(pair, step, scatter)):
+                        needed = launches_needed(pair, step, scatter) if step else None
+                        if step and needed:
                             here = replace(here, launches_more=needed[0] - min(step.launches), shows=needed[1])
-                            gate = gate_command(known[i - 1][0][0], each[0], *needed)
+                        if needed or (step and step.verdict is Judgement.WORSE):
+                            command = gate_command(known[i - 1][0][0], each[0], *(needed or (REACH, TOLERANCE)))
+                            here = replace(here, gate=command)
                     means.append(here)
                 if len(means) > 1:
                     levels = level_steps([each.mean.value for each in means])
                     beyond = tuple(s for s in levels if abs(math.log(s.ratio.value)) > math.log1p(TOLERANCE))
-                    histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means), beyond, gate))
+                    histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means), beyond))
     return histories
 
 

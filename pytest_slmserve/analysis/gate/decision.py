@@ -198,6 +198,14 @@ class Comparison(PairSeries):
     decided_at: int | None
     interim: tuple[InterimAnalysis, ...]
 
+    @property
+    def seems_worse(self) -> bool:
+        """Whether it is worse by more than half of the margin, and the 95% interval excludes equality."""
+        if self.ratio is None or self.worse is None or self.worse <= math.log1p(self.margin) / 2:
+            return False
+        end = self.ratio.high if self.better == "higher" else self.ratio.low
+        return end is not None and (end < 1) == (self.better == "higher")
+
 
 def gate(series: Sequence[PairSeries], criteria: GateCriteria) -> tuple[Comparison, ...]:
     """Return the comparisons of one to four endpoints, evaluated together.

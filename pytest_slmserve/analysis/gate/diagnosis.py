@@ -21,9 +21,11 @@ from typing import Any
 
 from pytest_slmserve.analysis.estimates import ends, grouped, mean_of_known
 from pytest_slmserve.analysis.gate.decision import Comparison
+from pytest_slmserve.analysis.gate.launch_pairs import EXACT, Gated
 from pytest_slmserve.analysis.metrics import window
 from pytest_slmserve.analysis.metrics.gpu_figures import device_figures, idle_share, peaks_of
 from pytest_slmserve.analysis.points import choose
+from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import Measurement
 from pytest_slmserve.schema.specs import Load
@@ -163,18 +165,17 @@ CHANGED = 1.2  # times the own cores, or its inverse; gates of equal sides measu
 
 
 def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
-    """Return the layers (kernels, host, start) in which a candidate is worse, each with the endpoint that shows it.
+    """Return the layers (kernels, host, start) in which a candidate seems worse, each with its endpoint."""
+    named = ((LAYERS.get(each.name.partition(",")[0]), each) for each in compared if each.seems_worse)
+    return [(layer, each) for layer, each in named if layer]
 
-    It is worse by more than half of the margin, and the 95% interval excludes equality.
-    """
-    found = []
-    for each in compared:
-        layer = LAYERS.get(each.name.partition(",")[0])
-        if layer and each.ratio and each.worse is not None and each.worse > math.log1p(each.margin) / 2:
-            worse = [each.ratio.high if each.better == "higher" else each.ratio.low]
-            if all(end is not None and (end < 1) == (each.better == "higher") for end in worse):
-                found.append((layer, each))
-    return found
+
+def worse_layers(gated: Gated) -> list[str]:
+    """Return the layers in which a failing candidate is worse: also memory, and outputs, which are compared exactly."""
+    if gated.outcome is not State.FAILS:
+        return []
+    exact = ("memory" if each.claim in EXACT else each.claim for each in gated.exact if each.state is State.FAILS)
+    return [*dict.fromkeys((*(layer for layer, _ in layers(gated.compared)), *exact))]
 
 
 def is_of_cores(seen: Comparison) -> bool:
@@ -224,7 +225,7 @@ REST = "rest"  # of the seconds to start: the front end, and messages between pr
 def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Change, ...]:
     """Return the stages of a start, which add up to the seconds to start, as means over launches.
 
-    There are none if an engine did not report its stages.
+    There are none if an engine did not report its stages. A stage without time on both sides is left out.
     """
     means = []
     for side in (baseline, candidate):
@@ -234,7 +235,8 @@ def stage_changes(baseline: Sequence[Measurement], candidate: Sequence[Measureme
             return ()
         means.append({name: fmean(each.get(name, 0.0) for each in launches) for name in STAGES})
         means[-1][REST] = fmean(start or 0.0 for start in starts) - math.fsum(means[-1].values())
-    return tuple(Change(name, means[0][name], means[1][name]) for name in (*STAGES, REST))
+    took = (name for name in STAGES if means[0][name] or means[1][name])
+    return tuple(Change(name, means[0][name], means[1][name]) for name in (*took, REST))
 
 
 def fact_differences(baseline: Sequence[Measurement], candidate: Sequence[Measurement]) -> tuple[Difference, ...]:

@@ -200,6 +200,7 @@ class Gated:
             tokens per busy second of the same load.
         allowances: assumed variation between launches if the sides share the GPU.
         calibrated: whether the measured noise of this host was considered.
+        firsts: an early measurement of each side, whether or not it counts.
     """
 
     model: str
@@ -215,6 +216,7 @@ class Gated:
     refused: Mapping[str, str] = field(default_factory=dict)
     allowances: Mapping[str, Allowance] = field(default_factory=dict)
     calibrated: bool = False
+    firsts: Mapping[Side, Measurement] = field(default_factory=dict)
 
     @property
     def endpoints(self) -> Mapping[str, Endpoint]:
@@ -346,7 +348,13 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
         exact=(*exact_verdicts(model, pairs, nothing_counts(dropped, lost)), *outputs_kept(first, everything)),
         caches=first.paired.caches if first.paired else "warm",
         lost=lost,
+        firsts=firsts_of(measurements),
     )
+
+
+def firsts_of(measurements: Sequence[Measurement]) -> dict[Side, Measurement]:
+    """Return the first measurement of each side."""
+    return {m.paired.side: m for m in reversed(measurements) if m.paired}
 
 
 def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], margin: float) -> list[PairSeries]:

@@ -19,6 +19,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     Launch,
     PairOfLaunches,
     exact_verdicts,
+    firsts_of,
     nothing_counts,
     series_of,
 )
@@ -65,4 +66,5 @@ def judge_starts(measurements: Sequence[Measurement], criteria: GateCriteria) ->
         shown=tuple(compare_sides(each, criteria) for each in shown),
         exact=tuple(each for each in exact_verdicts(model, pairs, nothing) if each.claim == BLOCKS),
         caches=first.paired.caches if first.paired else "warm",
+        firsts=firsts_of(measurements),
     )

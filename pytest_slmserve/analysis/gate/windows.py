@@ -21,6 +21,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import (
     Gated,
     Launch,
     PairOfLaunches,
+    firsts_of,
     has_one_load,
     outputs_kept,
 )
@@ -36,7 +37,6 @@ from pytest_slmserve.analysis.gate.side_by_side import (
 )
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.points import Summary, summarize
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.schema.models import short_name
 from pytest_slmserve.schema.records import GateLaunch, Measurement
 
@@ -57,7 +57,7 @@ def figures_of(window: Measurement) -> Summary:
     seen, busy_s = summarize(window), part_of(window).busy_s
     if window.environment.platform == "simulated":
         return seen
-    if busy_s is None or seen.output_tokens_per_s is None:
+    if not busy_s or seen.output_tokens_per_s is None:
         return replace(seen, tokens_per_busy_s=None, engine_active=None)
     seconds = window.run.window_s[1] - window.run.window_s[0]
     return replace(seen, tokens_per_busy_s=seen.output_tokens_per_s * seconds / busy_s, engine_active=busy_s / seconds)
@@ -175,14 +175,16 @@ def judge_windows(measurements: Sequence[Measurement], criteria: GateCriteria) -
     (pairs, dropped), first = launches_that_count(measurements), measurements[0]
     part, exact = part_of(first), tuple(outputs_kept(first, pairs))
     model = short_name(first.spec.model)
-    return judged_with(Gated(model, part.gate, criteria, pairs, dropped, (), (), exact, part.caches), {})
+    firsts = firsts_of(measurements)
+    return judged_with(Gated(model, part.gate, criteria, pairs, dropped, (), (), exact, part.caches, firsts=firsts), {})
 
 
 def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
     """Return a gate whose sides share one GPU, evaluated with these allowances by label.
 
     An endpoint is refused if the host determines it, or if launches differ by more than the allowance. Tokens per busy
-    second at the same load then decide or, if they cannot be evaluated, the endpoint is inconclusive.
+    second at the same load then decide. If they cannot be evaluated, or the endpoint seems worse, which they would not
+    show of a slower host, it is inconclusive.
     """
     pairs, terms = gated.pairs, gated.terms
     series = series_by_endpoint(pairs, terms, allowances)
@@ -194,12 +196,12 @@ def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
     sound = {endpoint: each for endpoint, each in series.items() if each.name not in refused}
     busy = {endpoint.load for endpoint in sound if endpoint.figure == BUSY.figure}
     compared = {endpoint: compare_sides(each, terms) for endpoint, each in series.items() if each.name in refused}
+    left = [each for endpoint, each in compared.items() if endpoint.load in busy and not each.seems_worse]
     inconclusive = (
-        replace(each, gated=True, outcome=State.INCONCLUSIVE, why=refused[each.name])
-        for endpoint, each in compared.items()
-        if endpoint.load not in busy
+        replace(each, gated=True, why=f"{'it seems worse, but ' * each.seems_worse}{refused[each.name]}")
+        for each in compared.values()
+        if each not in left
     )
-    left = (each for endpoint, each in compared.items() if endpoint.load in busy)
     shares = (each for endpoint in SHOWN_TOGETHER if pairs and (each := window_series(endpoint, pairs, terms, {})))
     return replace(
         gated,

@@ -161,7 +161,7 @@ def own_cores_in(gated: Gated) -> Comparison:
 def at_a_small_load() -> list[str]:
     """Mean E2E of OPT-1.3B of 0.26.0 over 0.25.1 at the small load, on each host, where no gate judges it."""
     gates = [gated for name in names_of("h200-vllm-0.25.1-0.26.0-gate*") for gated in gates_of(name)]
-    shown = [one for gated in gates if gated.model == "opt-1.3b" for one in gated.shown]
+    shown = [one for gated in gates if gated.model == "opt-1.3b" for one in gated.compared]
     return [times(one.ratio) for one in shown if one.name == "mean E2E, small load" and one.ratio]
 
 

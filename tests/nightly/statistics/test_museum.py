@@ -7,7 +7,7 @@ import pytest
 from scripts import CHECKOUT
 from simulated_sessions import Open
 
-from pytest_slmserve.analysis.gate.diagnosis import layers
+from pytest_slmserve.analysis.gate.diagnosis import worse_layers
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.run.gate import Gates
@@ -59,9 +59,5 @@ def test_reported_regression_names_its_layer(opened: Open, row):
         for name, side in (("slow", [f"candidate:arg={planted(row['layer'], row['effect'])}"]), ("same", []))
     )
     assert (slow.outcome, same.outcome) == (State.FAILS, State.PASSES)
-    found = {layer for layer, _ in layers(slow.compared)}
-    found |= (
-        {"memory"} if any(each.claim == "kv-blocks" and each.state is State.FAILS for each in slow.exact) else set()
-    )
-    assert found == {row["layer"]}
+    assert worse_layers(slow) == [row["layer"]]
     assert minutes(slow) < AT_MOST and minutes(same) < AT_MOST

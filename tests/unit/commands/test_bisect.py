@@ -128,7 +128,12 @@ TWO = '[{"release": "1.0"}, {"release": "1.1"}]'
 
 
 @pytest.mark.parametrize(("text", "words", "facts"), [
-    *((text, (), ["releases.json"]) for text in ('[{"name": "1.0"}]', "{", "[1]", '[{"release": "1", "a": "b"}]')),
+    *((text, (), ["releases.json"]) for text in (
+        '[{"name": "1.0"}]', "{", "[1]", '[{"release": "1", "a": "b"}]', '[{"release": 1}]',
+        '[{"release": "1", "env": ["a"]}]', '[{"release": "1", "engine_arg": "a"}]',
+        '[{"release": "1", "env": {"a": 1}}]',
+    )),
+    (TWO, ("--python=/{rel}/python",), ["/{rel}/python", "{release}"]), (TWO, ("--python={",), ["{release}"]),
     ('[{"release": "1.0"}, {"release": "1.0"}, {"release": "1.1"}]', (), ["1.1"]),
     (TWO, ("--bad=9",), ["9", "1.0, 1.1"]), (TWO, ("--good=1.1", "--bad=1.0"), ["--good 1.0 --bad 1.1"]),
     (TWO, ("--python=/nowhere/{release}/python",), ["/nowhere/1.0/python"]),

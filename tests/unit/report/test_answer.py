@@ -1,11 +1,15 @@
 """Five lines of a whole run: the worst outcome decides, an error is no verdict, and one command follows."""
 
+from dataclasses import replace
+
 import pytest
 from launches import pairs
 from planted import gated, lawful
+from stored_records import KNOWN, repeats
 from strategies import FAILS, INCONCLUSIVE, PASSES, job_point
 
 from pytest_slmserve.analysis.claims.table import ClaimRow
+from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.answer import answer_of
 from pytest_slmserve.report.findings import Findings
@@ -22,7 +26,20 @@ def judged(state: State, row: ClaimRow | None = None):
     return (Verdict("throughput-plateau", "opt-1.3b", state, "because of this"), row)
 
 
+def slower(rate: float):
+    """A history of two releases, measured on one host."""
+    made = [
+        m for version, speed in (("0.24.0", 1000.0), ("0.25.0", rate))
+        for m in repeats([speed, 1.001 * speed], environment=replace(KNOWN, vllm=version), launch=version)
+    ]  # fmt: skip
+    return release_histories(made)
+
+
 @pytest.mark.parametrize(("found", "answer", "do_this"), [
+    ({**SWEPT, "history": slower(500)}, "INCONCLUSIVE: opt-1.3b at concurrency 8: since vLLM 0.25.0, tokens/s is 0.500",
+     "--slm-gate-launches=apart"),
+    ({**SWEPT, "history": slower(500), "judged": [judged(FAILS)]}, "FAILS: throughput-plateau", "--slm-gpu -v"),
+    ({**SWEPT, "history": slower(1000)}, "MEASURED: opt-1.3b reaches 9,201 tokens/s (95%: ", "compare a.jsonl --save"),
     (SWEPT, "MEASURED: opt-1.3b reaches 9,201 tokens/s (95%: ", "slmserve compare a.jsonl --save"),
     ({"jobs": [job_point()]}, "MEASURED: opt-6.7b reaches", "rerun with -v"),
     ({**SWEPT, "command": "pytest --slm-simulate"}, "MEASURED", "pytest --slm-gpu"),

@@ -113,6 +113,32 @@ def test_ledger_names_unusual_requests(asked, name):
     assert (model, endpoint) == name
 
 
+def test_ledger_keeps_gate_without_pairs():
+    counts = between("0.24.0", "0.25.1", at_once())
+    none, alone = (
+        between(*sides, of("opt-125m", launch_of_both(windows=5)))
+        for sides in (("0.24.0", "0.25.1"), ("0.25.1", "0.26.0"))
+    )
+    first, second = ledger_sections([counts, none, alone])
+    assert first.title == "vLLM 0.24.0 -> 0.25.1: inconclusive with opt-125m"
+    assert len(rows(first)) == 5 and rows(first)["output tokens/s at 64"][0] == "opt-1.3b"
+    assert second.title == "vLLM 0.25.1 -> 0.26.0: inconclusive with opt-125m"
+    ((_, _, said),) = rows(second).values()
+    assert said.startswith("inconclusive (no pair of launches counts; launch 1: 3 pairs of its windows count")
+
+
+def test_newest_release_of_passing_gates_is_advised():
+    gates = [between("0.24.0", "0.25.1", pairs(4)), between("0.25.1", "0.26.0", pairs(4))]
+    for made in (gates, gates[::-1]):
+        five = five_lines(made, Findings())
+        assert five.do_this == "pip install vllm==0.26.0" and five.answer.endswith("; 2 of 2 gates pass")
+    slow = between("0.26.0", "0.27.0", pairs(4, speed=0.9))
+    commands = {slow.gate: "pytest --slm-gpu -o slm_response_format=json --slm-gate --slm-side=candidate:env=A=b"}
+    assert five_lines([*gates, slow], Findings(gate_commands=commands)).do_this == (
+        "slmserve bisect --good 0.26.0 --bad 0.27.0 -- --slm-gpu -o slm_response_format=json"
+    )
+
+
 def test_single_step_has_no_ledger():
     same = between("0.24.0", "0.25.1", pairs(4))
     assert not [*ledger_sections([same, same])] and not [*ledger_sections([gated(pairs(4))])]

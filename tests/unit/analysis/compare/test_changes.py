@@ -543,13 +543,13 @@ def test_launches_needed_show_named_change(waits, noise, shows):
 def test_history_command_launches_both_releases():
     apart = having(release("0.25.0", [500, 1500]), spec={"env": (("PYTHONPATH", "/x y"),), "extra": (("seed", 1),)})
     (rate, *_) = history(having(FIRST, spec={"python": "/a/python"}), apart)
-    words = shlex.split(rate.gate)
+    words = shlex.split(rate.releases[1].gate)
     sides = ["baseline:python=/a/python", "candidate:env=PYTHONPATH=/x y", "candidate:arg=seed=1"]
     assert [word for word in words if word.startswith("--slm-side=")] == [f"--slm-side={side}" for side in sides]
     assert f"slm_gate_pairs={rate.releases[1].launches_more + 1}" in words
     assert "python=/path/to/vllm-0.24.0/bin/python" in changes.gate_command(FIRST[0], SECOND[0], 4, 0.1)
     (served,) = having(SECOND[:1], spec={"interface": "endpoint", "platform": "remote", "url": "http://a/v1"})
-    assert changes.gate_command(FIRST[0], served, 4, 0.1) == history(FIRST, SECOND)[0].gate == ""
+    assert changes.gate_command(FIRST[0], served, 4, 0.1) == history(FIRST, SECOND)[0].releases[1].gate == ""
 
 
 def test_unchanged_launches_show_no_regression():

@@ -73,7 +73,7 @@ def test_start_gate_judges_both_caches():
         and tables_of(gate.stage_parts(found)) == []
     )
     facts = gate.gate_facts(slower)
-    assert (facts["launches"], facts["caches"], facts["layers"]) == ("start", "cold and warm", ["start", "start"])
+    assert (facts["launches"], facts["caches"], facts["layers"]) == ("start", "cold and warm", ["start"])
     assert [each.name for each in facts["stages"]["cold"]] == [*STAGES, REST]
 
 

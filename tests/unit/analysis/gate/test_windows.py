@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES, TOGETHER
 from pytest_slmserve.analysis.gate.windows import judge_windows, launches_that_count, windows_that_count
 from pytest_slmserve.analysis.metrics.validity import check
 from pytest_slmserve.analysis.verdict import State
+from pytest_slmserve.report.gate import next_step
 from pytest_slmserve.schema import sensors
 
 PASS, FAIL, INCONCLUSIVE = State.PASSES, State.FAILS, State.INCONCLUSIVE
@@ -207,10 +208,15 @@ def test_busy_seconds_decide_despite_host(facts, told):
         assert tells(blind.verdict("throughput").why, *told)
     small = judged(**facts)
     assert len(small.refused) == 2 and states(small) == {"busy": PASS, "busy-small": PASS}
+    worse = judged(**facts, seconds=1.5)  # busy seconds do not show a slower host
+    assert states(worse) == {"busy": PASS, "busy-small": PASS, "throughput": INCONCLUSIVE, "latency": INCONCLUSIVE}
+    assert "seems worse" in worse.verdict("latency").why and worse.outcome is INCONCLUSIVE and worse.settled
+    assert next_step(worse)[1] == "--slm-gate-launches=apart"
 
 
 @pytest.mark.parametrize(("facts", "allowed", "refused", "outcome"), [
-    (APART, {}, BOTH, INCONCLUSIVE), ({"seconds": [1.0, 1.08]}, {}, {"throughput"}, PASS),
+    (APART, {}, BOTH, INCONCLUSIVE), ({"seconds": [1 / 1.08, 1.0]}, {}, {"throughput"}, PASS),
+    ({"seconds": [1.0, 1.08]}, {}, {"throughput"}, INCONCLUSIVE),
     ({}, {"throughput": WIDE}, {"throughput"}, PASS), ({}, {"busy": WIDE}, {"busy"}, INCONCLUSIVE),
     ({}, dict.fromkeys(BOTH, WIDE), BOTH, INCONCLUSIVE), ({}, dict.fromkeys(BOTH, NARROW), set(), PASS),
     ({"share": None}, {"throughput": WIDE}, {"throughput"}, INCONCLUSIVE),
