@@ -378,8 +378,8 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         why = f"within their margins: {', '.join([*(each.name for each in compared), *exact])}"
     elif layers := [text for text in told_of(gated) if text.startswith("slower in: ")]:
         why = layers[0]
-    left = gated.refused.keys() - {each.name for each in gated.gated}
-    more = [f"not judged: {' and '.join(name for name in gated.refused if name in left)}"] if left else []
+    left = [name for name in gated.refused if name not in {each.name for each in gated.gated}]
+    more = [f"not judged: {' and '.join(left)}"] if left else []
     why = "; ".join(filter(None, (why, *more, cores_text(gated), next_step(gated)[0])))
     answer = f"{outcome.value.upper()}: {answer}{several}"
     told = answer, why, command_after(gated, found), trust(gated), found.where
