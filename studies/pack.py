@@ -140,7 +140,8 @@ def alike(path: Path, as_path: Path, window: bool, us: int | None) -> bool:
     """Is one archive read as the other is, or nearly so, after stamps were rounded?"""
     one, other = read(path), read(as_path)
     if not (window or us):
-        return (one.measurements, one.plans) == (other.measurements, other.plans)
+        same = (one.measurements, one.plans, one.notes) == (other.measurements, other.plans, other.notes)
+        return same and (one.claims == other.claims or all(m.paired for m in one.measurements))
     texts = []
     for each in (path, as_path):
         with redirect_stdout(io.StringIO()) as out:

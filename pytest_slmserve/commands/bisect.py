@@ -46,7 +46,7 @@ class Release:
     @property
     def is_sound(self) -> bool:
         """Whether all fields have their types, if a file has them."""
-        texts = [self.release, self.python, *self.env.values()] if isinstance(self.env, dict) else [self.env]
+        texts = [self.release, self.python, *self.env.values()] if isinstance(self.env, dict) else [None]
         return isinstance(self.engine_arg, dict) and all(isinstance(text, str) for text in texts)
 
 

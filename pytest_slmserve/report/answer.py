@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
 
-from pytest_slmserve.analysis.compare.changes import METRICS, release_order
+from pytest_slmserve.analysis.compare.changes import METRICS, NOT_COMPARABLE, release_order
 from pytest_slmserve.analysis.points import JobPoint, Point, engines, point_differences
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.options.table import OPTS
@@ -62,7 +62,8 @@ def regression(found: Findings) -> tuple[str, str] | None:
     sure = interval_text(ratio, "{:.3f}".format)
     ends = "" if sure == ABSENT else f" (95%: {sure})"
     text = f"{history.subject}: since vLLM {release.release}, {name} is {ratio.value:.3f} times that before{ends}"
-    return f"{text}, but releases were measured at different times", release.gate
+    where = " or on different machines" if release.step_words == NOT_COMPARABLE else ""
+    return f"{text}, but releases were measured at different times{where}", release.gate
 
 
 def rest_lines(found: Findings) -> FiveLines | None:
@@ -125,8 +126,8 @@ def measured_text(found: Findings) -> str:
 
 def next_command(found: Findings, state: State | None) -> str:
     """Return the command that repeats a failure, resumes what is inconclusive, or uses a pass."""
-    if state is State.INCONCLUSIVE and not found.inconclusive and (regressed := regression(found)) and regressed[1]:
-        return regressed[1]
+    if state is State.INCONCLUSIVE and not found.inconclusive and (regressed := regression(found)):
+        return regressed[1] or found.shown_again
     if state is State.INCONCLUSIVE and found.command:
         first = next(inconclusive(by_outcome(found.outcomes), found.curves), "")  # names options that resolve it
         named = [(name, value) for name, value in OPTION.findall(first) if value or name in WITHOUT_VALUE]

@@ -268,9 +268,13 @@ def launches_lines(alike: Sequence[ReleaseHistory]) -> Iterator[str]:
         texts[metric, shows] = f"{number} more of each release would show a change of {percent(shows)} ({releases}"
     for text, same in grouped(texts, texts.__getitem__).items():
         yield f"{text}; {', '.join(METRICS[metric].heading for metric, _ in same)})"
+
+    def newest(pair: tuple[ReleaseHistory, ReleaseMean]) -> tuple[object, ...]:
+        return changes.release_order(pair[1].release), pair[1].launches_more or 0
+
     if lacking:
         yield "launches of one host count: a gate measures the last two releases there in turns, until it knows:"
-        yield from command_lines(" ", max(lacking, key=lambda pair: pair[1].launches_more or 0)[1].gate)
+        yield from command_lines(" ", max(lacking, key=newest)[1].gate)
 
 
 def step_lines(each: ReleaseHistory) -> Iterator[str]:

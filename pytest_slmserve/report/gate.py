@@ -412,7 +412,7 @@ def command_after(gated: Gated, found: Findings) -> str:
     if gated.outcome is State.INCONCLUSIVE and not options:
         return "slmserve doctor"
     first = [m for pair in gated.pairs[:1] for m in pair.baseline.at_each_load]
-    if gated.outcome is State.FAILS and final:
+    if gated.outcome is State.FAILS and final and first:
         same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
         same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
         own = ("--slm-side=", "--slm-records=")  # bisect has its own

@@ -719,12 +719,17 @@ class ReleaseHistory:
 
     @property
     def regressions(self) -> list[tuple[ReleaseMean, Interval]]:
-        """Releases that regressed, or since which the level is worse, with the ratio to before, the newest last."""
+        """Releases that regressed, or since which the level is worse, with the ratio to before, the newest last.
+
+        Those that a later release repaired are left out.
+        """
         higher = METRICS[self.metric].higher_is_better
         found = {s.at: s.ratio for s in self.steps if (s.ratio.value < 1) == higher}
         steps = enumerate(each.step for each in self.releases)
         found |= {i: step.ratio for i, step in steps if step and step.verdict is Judgement.WORSE}
-        return [(self.releases[i], ratio) for i, ratio in sorted(found.items())]
+        means = [each.mean.value if higher else 1 / each.mean.value for each in self.releases]
+        lasting = (i for i in sorted(found) if means[-1] * (1 + self.tolerance) < means[i - 1])
+        return [(self.releases[i], found[i]) for i in lasting]
 
 
 def release_order(version: str) -> tuple[object, ...]:
@@ -806,6 +811,9 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
                 if len(means) > 1:
                     levels = level_steps([each.mean.value for each in means])
                     beyond = tuple(s for s in levels if abs(math.log(s.ratio.value)) > math.log1p(TOLERANCE))
+                    for at in (s.at for s in beyond if not means[s.at].gate):
+                        command = gate_command(known[at - 1][0][0], known[at][0][0], REACH, TOLERANCE)
+                        means[at] = replace(means[at], gate=command)
                     histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means), beyond))
     return histories
 

@@ -254,7 +254,13 @@ class Gated:
     def settled(self) -> bool:
         """Whether more pairs cannot change the outcome."""
         open_ones = [each for each in self.gated if each.outcome is State.INCONCLUSIVE]
-        waiting = [each for each in open_ones if each.n == len(self.pairs) and each.name not in self.refused]
+        # More launches may show that an endpoint, which is refused, only seems worse.
+        more = len(self.pairs) < self.terms.pairs and any(each.name not in self.refused for each in self.gated)
+        waiting = [
+            each
+            for each in open_ones
+            if each.n == len(self.pairs) and (each.name not in self.refused or (more and each.seems_worse))
+        ]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
     def verdict(self, endpoint: str) -> Verdict | None:

@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from pytest_slmserve.analysis.estimates import Interval, grouped, student_interval
-from pytest_slmserve.analysis.gate.decision import GateCriteria, compare_sides, gate
+from pytest_slmserve.analysis.gate.decision import TOGETHER as FEWEST_LAUNCHES, GateCriteria, compare_sides, gate
 from pytest_slmserve.analysis.gate.launch_pairs import (
     BUSY,
     CORES,
@@ -81,7 +81,7 @@ def windows_that_count(
             continue
         problems = [f"{side}: {text}" for side in SIDES for text in chain(*check(sides[side])[:2])]
         if counted:
-            uncounted = (side for side in SIDES if part_of(sides[side]).busy_s is None)
+            uncounted = (side for side in SIDES if not part_of(sides[side]).busy_s)
             problems += [f"{side}: its busy seconds were not counted" for side in uncounted]
         if problems:
             dropped.append(f"windows {number}: {problems[0]}")
@@ -95,19 +95,20 @@ def launches_that_count(
 ) -> tuple[tuple[PairOfLaunches, ...], tuple[str, ...]]:
     """Return the launches with enough windows at each load, and the reasons why others or windows do not count.
 
-    If a launch was repeated, the last one counts. If busy seconds were counted, but in too few windows of every launch,
-    all windows are used without them.
+    If a launch was repeated, the last one counts. If busy seconds were counted, but in too few windows of the launches,
+    all windows are used, without tokens per busy second.
     """
     found, dropped = _launches_that_count(measurements)
-    if not found and any(part_of(m).busy_s is not None for m in measurements):
-        found, others = _launches_that_count(
-            [replace(m, paired=replace(part_of(m), busy_s=None)) for m in measurements]
-        )
-        dropped = (UNCOUNTED, *others) if found else dropped
+    if len(found) < FEWEST_LAUNCHES[0] and any(part_of(m).busy_s is not None for m in measurements):
+        whole, others = _launches_that_count(measurements, counted=False)
+        if len(whole) > len(found):
+            return whole, (UNCOUNTED, *others)
     return found, dropped
 
 
-def _launches_that_count(measurements: Sequence[Measurement]) -> tuple[tuple[PairOfLaunches, ...], tuple[str, ...]]:
+def _launches_that_count(
+    measurements: Sequence[Measurement], counted: bool | None = None
+) -> tuple[tuple[PairOfLaunches, ...], tuple[str, ...]]:
     found, dropped = list[PairOfLaunches](), list[str]()
     loads = sorted({m.load for m in measurements}, key=attrgetter("concurrency"))
     in_time = sorted(measurements, key=attrgetter("measured_at"))
@@ -117,14 +118,22 @@ def _launches_that_count(measurements: Sequence[Measurement]) -> tuple[tuple[Pai
             continue
         blocks = []
         for load in loads:
-            windows, problems = windows_that_count(m for m in members if m.load == load and m.launch in last.values())
+            own = (m for m in members if m.load == load and m.launch in last.values())
+            windows, problems = windows_that_count(own, counted)
             blocks.append(windows)
             dropped += [f"launch {number}, {text}" for text in problems]
         if (fewest := min(map(len, blocks))) < FIRST_PAIRS:
             dropped.append(f"launch {number}: {fewest} pairs of its windows count, {FIRST_PAIRS} are wanted")
             continue
-        found.append(PairOfLaunches(number, *(_launch(members, blocks, place) for place in range(len(SIDES)))))
+        sides = [_launch(members, blocks, place) for place in range(len(SIDES))]
+        found.append(PairOfLaunches(number, *(map(without_busy, sides) if counted is False else sides)))
     return tuple(found), tuple(dropped)
+
+
+def without_busy(launch: Launch) -> Launch:
+    """Return a launch without tokens per busy second, of which too few windows have a value."""
+    figures = tuple(tuple(replace(each, tokens_per_busy_s=None) for each in windows) for windows in launch.figures)
+    return replace(launch, figures=figures)
 
 
 def _launch(members: Sequence[Measurement], blocks: Sequence[Sequence[PairOfWindows]], place: int) -> Launch:
@@ -202,7 +211,8 @@ def judged_with(gated: Gated, allowances: Mapping[str, Allowance]) -> Gated:
         for each in compared.values()
         if each not in left
     )
-    shares = (each for endpoint in SHOWN_TOGETHER if pairs and (each := window_series(endpoint, pairs, terms, {})))
+    known = [window_series(endpoint, pairs, terms, {}) for endpoint in SHOWN_TOGETHER if pairs]
+    shares = (each for each in known if each and any(each.windows))
     return replace(
         gated,
         gated=(*(gate([*sound.values()], terms) if sound else ()), *inconclusive),

@@ -131,7 +131,7 @@ TWO = '[{"release": "1.0"}, {"release": "1.1"}]'
     *((text, (), ["releases.json"]) for text in (
         '[{"name": "1.0"}]', "{", "[1]", '[{"release": "1", "a": "b"}]', '[{"release": 1}]',
         '[{"release": "1", "env": ["a"]}]', '[{"release": "1", "engine_arg": "a"}]',
-        '[{"release": "1", "env": {"a": 1}}]',
+        '[{"release": "1", "env": {"a": 1}}]', '[{"release": "1", "env": "A=b"}]',
     )),
     (TWO, ("--python=/{rel}/python",), ["/{rel}/python", "{release}"]), (TWO, ("--python={",), ["{release}"]),
     ('[{"release": "1.0"}, {"release": "1.0"}, {"release": "1.1"}]', (), ["1.1"]),

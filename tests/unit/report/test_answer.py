@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.compare.changes import release_histories
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.answer import answer_of
 from pytest_slmserve.report.findings import Findings
+from pytest_slmserve.report.screen import screen, tables
 
 TO_FAIL = ClaimRow("table-1-batch-fits", expected="fails", evidence="238 fit")
 SWEPT = {"curves": [lawful((64, 128, 256, 512))], "archives": ["a.jsonl"], "command": "pytest --slm-gpu"}
@@ -26,12 +27,12 @@ def judged(state: State, row: ClaimRow | None = None):
     return (Verdict("throughput-plateau", "opt-1.3b", state, "because of this"), row)
 
 
-def slower(rate: float):
-    """A history of two releases, measured on one host."""
-    made = [
-        m for version, speed in (("0.24.0", 1000.0), ("0.25.0", rate))
-        for m in repeats([speed, 1.001 * speed], environment=replace(KNOWN, vllm=version), launch=version)
-    ]  # fmt: skip
+def slower(*rates: float, hosts: int = 1):
+    """A history of releases from 0.24.0 on."""
+    made = []
+    for i, speed in enumerate((1000.0, *rates)):
+        where = replace(KNOWN, vllm=f"0.{24 + i}.0", host=f"host {i % hosts}")
+        made += repeats([speed, 1.001 * speed], environment=where, launch=f"{i}")
     return release_histories(made)
 
 
@@ -39,6 +40,9 @@ def slower(rate: float):
     ({**SWEPT, "history": slower(500)}, "INCONCLUSIVE: opt-1.3b at concurrency 8: since vLLM 0.25.0, tokens/s is 0.500",
      "--slm-gate-launches=apart"),
     ({**SWEPT, "history": slower(500), "judged": [judged(FAILS)]}, "FAILS: throughput-plateau", "--slm-gpu -v"),
+    ({**SWEPT, "history": slower(*[1000] * 4, *[700] * 5, hosts=10)}, "INCONCLUSIVE: opt-1.3b at concurrency 8: since "
+     "vLLM 0.29.0, tokens/s is 0.700 times that before", "--slm-gate-launches=apart"),
+    ({**SWEPT, "history": slower(500, 1000)}, "MEASURED: opt-1.3b reaches", "compare a.jsonl --save"),
     ({**SWEPT, "history": slower(1000)}, "MEASURED: opt-1.3b reaches 9,201 tokens/s (95%: ", "compare a.jsonl --save"),
     (SWEPT, "MEASURED: opt-1.3b reaches 9,201 tokens/s (95%: ", "slmserve compare a.jsonl --save"),
     ({"jobs": [job_point()]}, "MEASURED: opt-6.7b reaches", "rerun with -v"),
@@ -67,3 +71,11 @@ def test_worst_outcome_becomes_answer(found, answer, do_this):
 
 def test_empty_findings_have_no_answer():
     assert answer_of(Findings()) is None
+
+
+def test_regression_heads_all_tables():
+    found = Findings(**SWEPT, history=slower(500), judged=[judged(INCONCLUSIVE)])
+    shown = "\n".join(text for text, _ in tables(found))
+    assert "INCONCLUSIVE: opt-1.3b at concurrency 8: since vLLM 0.25.0" in shown and "do this: pytest --pyargs" in shown
+    assert "throughput-plateau" in "\n".join(text for text, _ in screen(found)), "the open claim is still told"
+    assert "since vLLM" not in "\n".join(text for text, _ in tables(Findings(**SWEPT, history=slower(1000))))

@@ -10,6 +10,7 @@ from planted import gated
 from sections import tables_of
 from strategies import sensed
 
+from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import five_lines, told_of
 from pytest_slmserve.report.ledger import ledger_sections
@@ -137,6 +138,14 @@ def test_newest_release_of_passing_gates_is_advised():
     assert five_lines([*gates, slow], Findings(gate_commands=commands)).do_this == (
         "slmserve bisect --good 0.26.0 --bad 0.27.0 -- --slm-gpu -o slm_response_format=json"
     )
+
+
+def test_failure_without_pairs_is_told():
+    """Outputs are compared even if no pair of launches counts."""
+    wrong = (Verdict("outputs", "opt-1.3b", State.FAILS, "the tokens have another probability"),)
+    one = replace(between("0.24.0", "0.25.1", pairs(4)), pairs=(), gated=(), exact=wrong)
+    five = five_lines([one], Findings())
+    assert five.answer.startswith("FAILS: opt-1.3b: outputs: the tokens") and "bisect" not in five.do_this
 
 
 def test_single_step_has_no_ledger():
