@@ -36,7 +36,7 @@ from pytest_slmserve.__main__ import main as command
 from pytest_slmserve.analysis.points import summarize
 from pytest_slmserve.archive.codec import measurement_line
 from pytest_slmserve.archive.lines import FIRST, ArchiveLines, facts_of, line_of, unsealed
-from pytest_slmserve.archive.store import BULK, ScannedLines, decode, read
+from pytest_slmserve.archive.store import BULK, Contents, ScannedLines, decode, read
 from pytest_slmserve.schema.records import Measurement, Samples, Steps, Telemetry
 from pytest_slmserve.schema.sensors import POWER, POWER_INSTANT
 from pytest_slmserve.schema.specs import ClosedLoop
@@ -49,13 +49,17 @@ KV_SHARES, TENTHS = 5_000, 10  # what --round keeps of one, and of one watt
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "pb": 0}]
 
 
-def packed(path: Path, change: Callable[[Measurement], Measurement]) -> bytes:
-    """The archive in the newest format, each of its measurements changed; without the claims, if it has only gates."""
-    found, lines, gates_alone = ScannedLines(), list[bytes](), all(m.paired for m in read(path).measurements)
+def has_gates_alone(found: Contents) -> bool:
+    return all(m.paired for m in found.measurements)
+
+
+def packed(path: Path, change: Callable[[Measurement], Measurement], claims: bool) -> bytes:
+    """The archive in the newest format, each of its measurements changed, with its claims or without."""
+    found, lines = ScannedLines(), list[bytes]()
     with path.open("rb") as file:
         for line in filter(None, ArchiveLines(path, file)):
             decode(found, line)
-            if gates_alone and line.startswith(FIRST):
+            if not claims and line.startswith(FIRST):
                 line = line_of(facts_of(unsealed(line)) | {"claims": {}}).rstrip()
             changed = line.startswith(BULK)
             lines.append(line_of(measurement_line(change(found.measured[-1][0]))) if changed else line + b"\n")
@@ -141,7 +145,7 @@ def alike(path: Path, as_path: Path, window: bool, us: int | None) -> bool:
     one, other = read(path), read(as_path)
     if not (window or us):
         same = (one.measurements, one.plans, one.notes) == (other.measurements, other.plans, other.notes)
-        return same and (one.claims == other.claims or all(m.paired for m in one.measurements))
+        return same and (one.claims == other.claims or has_gates_alone(one))
     texts = []
     for each in (path, as_path):
         with redirect_stdout(io.StringIO()) as out:
@@ -183,7 +187,7 @@ def main() -> int:
     before, size = read(given.records), given.records.stat().st_size
     with tempfile.TemporaryDirectory(dir=given.out.parent) as folder:
         made = Path(folder, "packed.jsonl.xz")
-        made.write_bytes(packed(given.records, change))
+        made.write_bytes(packed(given.records, change, claims=not has_gates_alone(before)))
         if not alike(made, given.records, given.window, given.round):
             print(f"{given.records} would be read as something else: nothing was written", file=sys.stderr)
             return 1

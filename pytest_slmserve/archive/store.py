@@ -102,6 +102,11 @@ class RunHeader:
     resumes: bool = False
     known: bool = True
 
+    @property
+    def command(self) -> str:
+        """Command of the run, or "" if it is not known."""
+        return str(self.plan.get("command", ""))
+
 
 # Header of measurements before the first one.
 BEFORE_ALL = RunHeader(FORMAT, "", None, {}, {}, id=short_hash([""])[:ID_DIGITS], known=False)

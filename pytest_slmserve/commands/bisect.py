@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from pytest_slmserve.analysis.compare.changes import side_words
 from pytest_slmserve.analysis.gate.decision import suspects
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
+from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import cli, plan, report
 from pytest_slmserve.report.as_json import as_json
@@ -42,12 +43,6 @@ class Release:
     python: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     engine_arg: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether all fields have their types, if a file has them."""
-        texts = [self.release, self.python, *self.env.values()] if isinstance(self.env, dict) else [None]
-        return isinstance(self.engine_arg, dict) and all(isinstance(text, str) for text in texts)
 
 
 def add_bisect(commands: cli.Commands) -> None:
@@ -146,9 +141,8 @@ def releases_of(given: argparse.Namespace) -> list[Release]:
         hint = 'Write a list such as [{"release": "0.24.0", "python": "/opt/vllm-0.24.0/bin/python"}, ...].'
         rows = read_json(given.releases, hint)
         try:
-            releases = [Release(**({"python": python_of(given, row["release"])} | row)) for row in rows]
-            if wrong := [each for each in releases if not each.is_sound]:
-                raise TypeError(f"not of texts and objects: {wrong[0]}")
+            made = [Release(**({"python": python_of(given, row["release"])} | row)) for row in rows]
+            releases = [converted(Release, asdict(each)) for each in made]  # checks the types
         except UNUSABLE as error:
             why = f"{given.releases} is not a list of releases ({type(error).__name__}: {error})"
             raise BadUsage(why, hint) from None

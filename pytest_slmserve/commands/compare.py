@@ -132,7 +132,7 @@ def sides_of(given: argparse.Namespace) -> list[report.RunSide]:
 
 def command_of(contents: store.Contents) -> str:
     """Return the `slmserve measure` command that last wrote to a results file, or "" if another program did."""
-    commands = [str(plan.get("command", "")) for _, plan in contents.plans]
+    commands = [run.command for run in contents.sessions]
     return commands[-1] if commands and commands[-1].startswith("slmserve measure ") else ""
 
 

@@ -24,7 +24,6 @@ from pytest_slmserve.commands import cli
 from pytest_slmserve.commands.external import add_columns, external_results, report_external
 from pytest_slmserve.options.table import percentage
 from pytest_slmserve.report import compare, gate, loads
-from pytest_slmserve.report.answer import regression
 from pytest_slmserve.report.as_json import facts, point_facts, sweep_facts
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.page.pictures import draw_pictures
@@ -92,7 +91,7 @@ def run_report(given: argparse.Namespace) -> int:
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
     states = [*(kinds[each.outcome] for each in found.outcomes), *(each.outcome for each in gates)]
     if found.curves or found.jobs or found.loads:
-        states.append(State.INCONCLUSIVE if regression(found) else State.PASSES)  # there is no claim about them
+        states.append(State.INCONCLUSIVE if found.regression else State.PASSES)  # there is no claim about them
     commands = {typed_command(session) for session in contents.sessions}
     found = replace(
         found,
@@ -128,7 +127,7 @@ def run_report(given: argparse.Namespace) -> int:
 def typed_command(run: store.RunHeader) -> str:
     """Return the command of a run, or "" if it is not known."""
     try:
-        return printable(shlex.join(shlex.split(str(run.plan.get("command", "")))))
+        return printable(shlex.join(shlex.split(run.command)))
     except ValueError:  # a quotation without an end: none of ours
         return ""
 

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from itertools import chain
 from operator import itemgetter
 
-from pytest_slmserve.analysis.compare.changes import METRICS, NOT_COMPARABLE, release_order
 from pytest_slmserve.analysis.points import JobPoint, Point, engines, point_differences
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.options.table import OPTS
 from pytest_slmserve.report import gate
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.section import FiveLines
-from pytest_slmserve.report.text_table import ABSENT, counted, figure, interval_text
+from pytest_slmserve.report.text_table import counted, figure
 from pytest_slmserve.report.verdicts import SURPRISES, by_outcome, inconclusive, tally, unexpected
 from pytest_slmserve.schema.records import SIMULATED
 
@@ -47,23 +46,9 @@ def state_of(found: Findings) -> State | None:
     outcomes = {each.outcome for each in found.outcomes}
     if found.failed or "unexpected" in outcomes:
         return State.FAILS
-    if found.inconclusive or OPEN in outcomes or regression(found):
+    if found.inconclusive or OPEN in outcomes or found.regression:
         return State.INCONCLUSIVE
     return State.PASSES if found.judged else None
-
-
-def regression(found: Findings) -> tuple[str, str] | None:
-    """Return a sentence on the newest release that regressed in a history, and the command of a gate, or None."""
-    known = [(history, *each) for history in found.history for each in history.regressions[-1:]]
-    if not known:
-        return None
-    history, release, ratio = max(known, key=lambda each: release_order(each[1].release))
-    name = " ".join(METRICS[history.metric].heading.split())
-    sure = interval_text(ratio, "{:.3f}".format)
-    ends = "" if sure == ABSENT else f" (95%: {sure})"
-    text = f"{history.subject}: since vLLM {release.release}, {name} is {ratio.value:.3f} times that before{ends}"
-    where = " or on different machines" if release.step_words == NOT_COMPARABLE else ""
-    return f"{text}, but releases were measured at different times{where}", release.gate
 
 
 def rest_lines(found: Findings) -> FiveLines | None:
@@ -84,7 +69,7 @@ def rest_lines(found: Findings) -> FiveLines | None:
         word = "ERROR" if broken else "FAILS"  # an error is not a verdict
         answer = f"{word}: {first}{f'; the first of {count} failures' if count > 1 else ''}"
     elif state is State.INCONCLUSIVE:
-        regressed = [text for text, _ in filter(None, [regression(found)])]
+        regressed = [found.regression[0]] if found.regression else []
         first = next(iter([*map(failure_text, found.inconclusive), *regressed, *inconclusive(kinds, found.curves)]))
         answer = f"INCONCLUSIVE: {first.replace(': inconclusive, ', ': ')}"
     else:
@@ -126,8 +111,8 @@ def measured_text(found: Findings) -> str:
 
 def next_command(found: Findings, state: State | None) -> str:
     """Return the command that repeats a failure, resumes what is inconclusive, or uses a pass."""
-    if state is State.INCONCLUSIVE and not found.inconclusive and (regressed := regression(found)):
-        return regressed[1] or found.shown_again
+    if state is State.INCONCLUSIVE and not found.inconclusive and found.regression:
+        return found.regression[1] or found.shown_again
     if state is State.INCONCLUSIVE and found.command:
         first = next(inconclusive(by_outcome(found.outcomes), found.curves), "")  # names options that resolve it
         named = [(name, value) for name, value in OPTION.findall(first) if value or name in WITHOUT_VALUE]

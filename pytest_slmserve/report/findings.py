@@ -8,14 +8,14 @@ from functools import cached_property
 from pathlib import Path
 
 from pytest_slmserve.analysis.claims.table import Judged
-from pytest_slmserve.analysis.compare.changes import ReleaseHistory
+from pytest_slmserve.analysis.compare.changes import METRICS, NOT_COMPARABLE, ReleaseHistory, release_order
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.metrics.gpu_figures import host_speeds
 from pytest_slmserve.analysis.metrics.window import Slo
 from pytest_slmserve.analysis.points import JobPoint, Point, ReplicaPoint
 from pytest_slmserve.analysis.sweep.curve import PLATEAU, TOLERANCE, Curve, labels
-from pytest_slmserve.report.text_table import short_path
+from pytest_slmserve.report.text_table import ABSENT, interval_text, short_path
 from pytest_slmserve.report.verdicts import ClaimOutcome, claim_outcomes
 from pytest_slmserve.schema.records import Environment, Measurement
 from pytest_slmserve.schema.specs import WorkloadReference
@@ -70,6 +70,20 @@ class Findings:
         shown += [launch for gated in self.gates for pair in gated.pairs[:1] for launch in pair.baseline.measurements]
         units = {each.workload.unit for each in shown if each.workload}
         return units.pop() if len(units) == 1 else "output" if units else "token"
+
+    @cached_property
+    def regression(self) -> tuple[str, str] | None:
+        """Sentence on the newest release that regressed in a history, and the command of a gate; None without any."""
+        known = [(history, *each) for history in self.history for each in history.regressions[-1:]]
+        if not known:
+            return None
+        history, release, ratio = max(known, key=lambda each: release_order(each[1].release))
+        name = " ".join(METRICS[history.metric].heading.split())
+        sure = interval_text(ratio, "{:.3f}".format)
+        ends = "" if sure == ABSENT else f" (95%: {sure})"
+        text = f"{history.subject}: since vLLM {release.release}, {name} is {ratio.value:.3f} times that before{ends}"
+        where = " or on different machines" if release.step_words == NOT_COMPARABLE else ""
+        return f"{text}, but releases were measured at different times{where}", release.gate
 
     @property
     def shown_again(self) -> str:

@@ -105,18 +105,18 @@ def served(gated: Gated) -> str:
 
 def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
     """Yield a row for each endpoint that is gated, or not judged because the host decides it; one without pairs."""
+    first = gated.firsts["baseline"]
+    hosts = dict.fromkeys(m.environment.host for m in gated.measurements("baseline") or [first])
+    device = first.environment.gpu_name or first.environment.cpu
+    model, host = served(gated), ", ".join(filter(None, (device, *hosts)))
     if not gated.pairs:
-        where = gated.firsts["baseline"].environment
-        host = ", ".join(filter(None, (where.gpu_name or where.cpu, where.host)))
         nothing = f"{WORDS[gated.outcome]} ({nothing_counts(gated.dropped, gated.lost)})"
-        yield LedgerRow(served(gated), host, "", None, nothing)
+        yield LedgerRow(model, host, "", None, nothing)
         return
     each = gated.pairs[0].baseline.at_each_load
     ends = dict(zip((", small load", ", large load"), (f" at {m.load.max_concurrency}" for m in (each[0], each[-1]))))
-    where, slower = each[0].environment, {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
-    model, cores = served(gated), times_the_cores(gated)
-    hosts = dict.fromkeys(m.environment.host for m in gated.measurements("baseline"))
-    host = ", ".join(filter(None, (where.gpu_name or where.cpu, *hosts)))
+    slower = {one.name: layer for layer, one in diagnosis.layers(gated.compared)}
+    cores = times_the_cores(gated)
     for one in gated.compared:
         name, refused = one.name, gated.refused.get(one.name, "")
         if not one.gated and not refused:

@@ -17,7 +17,7 @@ from pytest_slmserve.analysis.points import Point, engines
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.store import make_folder
 from pytest_slmserve.report import compare, deployments, gate, ledger, loads, sweeps
-from pytest_slmserve.report.answer import answer_of, regression
+from pytest_slmserve.report.answer import answer_of
 from pytest_slmserve.report.as_json import as_json
 from pytest_slmserve.report.findings import Findings, first_of_each_kind, reason_kind, valid_cell
 from pytest_slmserve.report.section import (
@@ -200,7 +200,7 @@ def _judged_parts(found: Findings, five: FiveLines | None) -> Iterator[ScreenPar
         head = [] if five and counts in five.why else [Words(counts, colour, VERDICT)]  # already in the lines above
         yield ScreenPart(wrong[not head :], "claim", head, weight=4)
         open_ones = [[Words(f"  {text}", "yellow", VERDICT)] for text in inconclusive(kinds, found.curves)]
-        named = told and not (found.inconclusive or regression(found))
+        named = told and not (found.inconclusive or found.regression)
         yield ScreenPart(open_ones[named:], "reason", weight=2)
     counts, sentences = disturbances(found)
     if sentences:
@@ -262,7 +262,7 @@ def summary_lines(found: Findings, detail: Detail = "summary") -> Iterator[Line]
 
 def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
     """Return all sections with their legends, by heading."""
-    jobs, five = loads.job_sections(found.jobs), answer_of(found)
+    jobs, answers = loads.job_sections(found.jobs), [answer_of(found)] if found.gates or found.regression else []
     sections: dict[str, Iterable[Section | Legend]] = {
         "Models": sweeps.sweep_sections(found),
         "Replicas": deployments.replica_sections(found.curves, found.shared),
@@ -274,7 +274,7 @@ def subject_sections(found: Findings) -> dict[str, Iterable[Section | Legend]]:
         "Energy": sweeps.energy_sections(found),
         "History": compare.history_sections(found.history),
         "Releases": ledger.ledger_sections(found.gates),
-        "Answer": [five.section] if five and (found.gates or regression(found)) else [],
+        "Answer": [five.section for five in answers if five],
         "Gate": map(gate.gate_section, found.gates),
         "Loads": loads.load_sections(found.loads, loads.ValidityCriteria(found.slo)),
     }

@@ -793,7 +793,7 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
                 ]
                 noise = repeat_noise([side for _, side in known])
                 scatter = noise_of_launches([side for _, side in known])
-                means = list[ReleaseMean]()
+                means, asked = list[ReleaseMean](), dict[int, tuple[int, float]]()
                 for i, (each, side) in enumerate(known):
                     mean = replace(factor(noise.mean(i)), value=mean_of_repeats(side))
                     here = ReleaseMean(each[0].environment.vllm or "", mean, len(side), None)
@@ -801,19 +801,19 @@ def release_histories(measurements: Sequence[Measurement]) -> list[ReleaseHistor
                         pair = compared_pair(case, case.load, known[i - 1][0], each)
                         step = change_of(pair, METRICS[metric], TOLERANCE)
                         here = replace(here, step=step)
-                        needed = launches_needed(pair, step, scatter) if step else None
-                        if step and needed:
+                        if step and (needed := launches_needed(pair, step, scatter)):
                             here = replace(here, launches_more=needed[0] - min(step.launches), shows=needed[1])
-                        if needed or (step and step.verdict is Judgement.WORSE):
-                            command = gate_command(known[i - 1][0][0], each[0], *(needed or (REACH, TOLERANCE)))
-                            here = replace(here, gate=command)
+                            asked[i] = needed
+                        elif step and step.verdict is Judgement.WORSE:
+                            asked[i] = REACH, TOLERANCE
                     means.append(here)
                 if len(means) > 1:
                     levels = level_steps([each.mean.value for each in means])
                     beyond = tuple(s for s in levels if abs(math.log(s.ratio.value)) > math.log1p(TOLERANCE))
-                    for at in (s.at for s in beyond if not means[s.at].gate):
-                        command = gate_command(known[at - 1][0][0], known[at][0][0], REACH, TOLERANCE)
-                        means[at] = replace(means[at], gate=command)
+                    asked = dict.fromkeys((s.at for s in beyond), (REACH, TOLERANCE)) | asked
+                    for i, (launches, shows) in asked.items():
+                        command = gate_command(known[i - 1][0][0], known[i][0][0], launches, shows)
+                        means[i] = replace(means[i], gate=command)
                     histories.append(ReleaseHistory(subject, device, metric, TOLERANCE, tuple(means), beyond))
     return histories
 

@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from pytest_slmserve.analysis.estimates import Interval, grouped, student_interval
-from pytest_slmserve.analysis.gate.decision import TOGETHER as FEWEST_LAUNCHES, GateCriteria, compare_sides, gate
+from pytest_slmserve.analysis.gate.decision import TOGETHER as LOOKS, GateCriteria, compare_sides, gate
 from pytest_slmserve.analysis.gate.launch_pairs import (
     BUSY,
     CORES,
@@ -99,7 +99,7 @@ def launches_that_count(
     all windows are used, without tokens per busy second.
     """
     found, dropped = _launches_that_count(measurements)
-    if len(found) < FEWEST_LAUNCHES[0] and any(part_of(m).busy_s is not None for m in measurements):
+    if len(found) < LOOKS[0] and any(part_of(m).busy_s is not None for m in measurements):
         whole, others = _launches_that_count(measurements, counted=False)
         if len(whole) > len(found):
             return whole, (UNCOUNTED, *others)
