@@ -470,19 +470,19 @@ def has_few_pairs(gated: Gated) -> bool:
 def next_step(gated: Gated) -> tuple[str, str]:
     """Return what may resolve an inconclusive gate, and options to add to its command.
 
-    It is more pairs, with their time, or a repair, or a new gate. Both texts are empty for any other gate.
+    It is more pairs or launches, with their time, or a repair, or a new gate. Both texts are empty for any other gate.
     """
     if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
         return "", ""
-    if gated.terms.together and (gated.refused or len(gated.pairs) >= gated.terms.pairs):
+    there, most, together = len(gated.pairs), gated.terms.pairs, gated.terms.together
+    if together and (gated.settled or there >= most):
         return "a gate that launches its sides one after the other may decide", "--slm-gate-launches=apart"
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
-    if unknown or any(each.n < len(gated.pairs) for each in gated.gated):
+    if unknown or any(each.n < there for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again", ""
-    there, most = len(gated.pairs), gated.terms.pairs
     starts = gated.terms.launches == "start"
     waits = not all(each.decided_at for each in gated.gated)  # else this runner is too noisy for more pairs to help
-    if not waits or there >= most or gated.dropped:
+    if not waits or there >= most or (gated.dropped and not together):
         if starts:
             return "a new gate on a host whose starts scatter less may decide (slmserve doctor)", ""
         more = f"a new gate of up to {2 * most} pairs, a quieter host (slmserve doctor) or a larger margin may decide"
@@ -498,9 +498,9 @@ def next_step(gated: Gated) -> tuple[str, str]:
         takes = f", about {(look - there + 1) * each_s:.0f} s,"
         everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
     loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
-    more = f"{counted(look - there, 'more pair')}{takes} can decide{everything}"
+    more = counted(look - there, "more launch" if together else "more pair")
     what = "--slm-gate-launches=start" if starts else f"--slm-concurrency={loads}"
-    return more, f"--slm-gate --slm-resume {what}"
+    return f"{more}{takes} can decide{everything}", f"--slm-gate --slm-resume {what}"
 
 
 def caches_text(gated: Gated) -> str:

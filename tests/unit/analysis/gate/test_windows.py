@@ -181,6 +181,9 @@ def test_slower_side_fails_window_gate(loads, facts, fails, told):
 def test_single_launch_decides_no_gate():
     one, two = judged(1, seconds=1.05, kernels=1.04), judged(seconds=1.05, kernels=1.04, windows=14)
     assert set(states(one).values()) == {INCONCLUSIVE} and not one.settled and two.settled
+    interrupted = judge_windows([m for m in two.measurements("baseline") + two.measurements("candidate")
+                                 if m.paired.pair == 1 or m.paired.window < 8], TERMS)  # fmt: skip
+    assert "1 more launch" in next_step(interrupted)[0] and "--slm-resume" in next_step(interrupted)[1]
     assert two.windows == (12,) * 4 and two.verdict("busy").n == 2
     ratios = {"throughput": 1 / 1.05, "busy": 1 / 1.04, "latency": 1.05, "busy-small": 1 / 1.04}
     for name, ratio in ratios.items():
@@ -215,8 +218,10 @@ def test_busy_seconds_decide_despite_host(facts, told):
     worse = judged(**facts, seconds=1.5)  # busy seconds do not show a slower host
     assert states(worse) == {"busy": PASS, "busy-small": PASS, "throughput": INCONCLUSIVE, "latency": INCONCLUSIVE}
     assert "seems worse" in worse.verdict("latency").why and worse.outcome is INCONCLUSIVE
-    assert not worse.settled and judged(4, **facts, seconds=1.5).settled, "two launches more may show that it is not"
-    assert next_step(worse)[1] == "--slm-gate-launches=apart"
+    all_four = judged(4, **facts, seconds=1.5)
+    assert not worse.settled and all_four.settled, "two launches more may show that it is not"
+    assert "2 more launches" in next_step(worse)[0] and "--slm-resume" in next_step(worse)[1]
+    assert next_step(all_four)[1] == "--slm-gate-launches=apart"
 
 
 @pytest.mark.parametrize(("facts", "allowed", "refused", "outcome"), [
