@@ -5,7 +5,8 @@ better, so every benchmark is a cost.
 
 A sample is the mean of a launch, because repeats within a launch agree with each other more than launches do. asv has
 no field for the launch of a sample, so the entry `LAUNCHES` has it, by the name of the benchmark with a hash of the
-workload. asv shows this hash only if a model has several workloads of one name.
+workload. asv shows this hash only if a model has several workloads of one name. The settings of an engine also end with
+a hash, which asv shows only if several engines have the same words.
 """
 
 from __future__ import annotations
@@ -154,9 +155,12 @@ def convert_to_asv(given: argparse.Namespace) -> int:
         for path, (place, rows) in written.items():
             rows_of[path] = joined_rows(rows_of.get(path, {}), rows)
             there[path] = file_head(place, commits[place.release])
-        names = shown_names(rows_of.values())
+        names, params = shown_names(rows_of.values()), {path: there[path]["params"] for path in rows_of}
+        engines = {path: there[path].get(ENGINE, params[path][ENGINE]) for path in rows_of}
+        shown = without_hash(engines.values())
         for path, rows in rows_of.items():
-            file = there[path] | rows_as_asv(rows, names)
+            engine = {ENGINE: engines[path], "params": params[path] | {ENGINE: shown[engines[path]]}}
+            file = there[path] | engine | rows_as_asv(rows, names)
             if path in written or file != there[path]:
                 there[path] = files[path] = file
         path = folder
@@ -267,6 +271,7 @@ VERSION = "1"  # of every benchmark; asv ignores results of another version
 STATISTICS = ("ci_99_a", "ci_99_b", "q_25", "q_75", "number", "repeat")
 PER_VALUE = ("result", *(f"stats_{name}" for name in STATISTICS), "samples")
 COLUMNS = ("result", "params", "version", "started_at", "duration", *PER_VALUE[1:])
+ENGINE = "engine"  # our own entry of a file, and a parameter: settings of the engine, in the entry always with a hash
 LAUNCHES = "launches"  # our own entry of a file, by benchmark: parameters, launches and `degraded` of each value
 
 File = dict[str, Any]
@@ -401,7 +406,7 @@ def _place(m: Measurement, machine: str | None) -> BenchmarkHost:
         "cuda": where.cuda or absent,
         "power limit": absent if limit is None else f"{limit:.0f} W",
         "host": f"{where.cores or UNKNOWN} cores, {where.cpu or UNKNOWN}",
-        "engine": f"{spec.load_format} {spec.dtype}, {limits}, {settings[:6]}",
+        ENGINE: f"{spec.load_format} {spec.dtype}, {limits}, {settings[:6]}",
     }
     release = where.vllm.partition("+")[0]  # without the build, as in the package index
     return BenchmarkHost(machine or kind(where), release, tuple(curve.items()), where.torch or UNKNOWN)
@@ -456,6 +461,12 @@ def shown_names(files: Iterable[Rows]) -> dict[str, str]:
                 names.setdefault((HASH.sub("", name), model), set()).add(name)
     ambiguous = {name for same in names.values() if len(same) > 1 for name in same}
     return {name: name if name in ambiguous else HASH.sub("", name) for same in names.values() for name in same}
+
+
+def without_hash(engines: Iterable[str]) -> dict[str, str]:
+    """Return what asv shows of the settings of each engine: without hash, if no other hash has the same words."""
+    alike = grouped({*engines}, lambda engine: engine.rpartition(", ")[0])
+    return {engine: words if len(same) == 1 else engine for words, same in alike.items() for engine in same}
 
 
 def rows_as_asv(rows: Rows, names: Mapping[str, str]) -> File:

@@ -4,6 +4,7 @@ wants them, keep what was not measured now, and are written all or none; and a r
 import itertools
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -206,10 +207,11 @@ def test_rows_follow_asv_format(planted, others):
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_file_round_trips(path):
     old = json.loads(path.read_text("utf-8"))
-    machine, *curve = old["params"].items()
+    machine, *curve = (old["params"] | {asv.ENGINE: old[asv.ENGINE]}).items()
     place = BenchmarkHost(machine[1], old["requirements"]["vllm"], tuple(curve), old["requirements"]["torch"])
     head, rows = asv.file_head(place, (old["commit_hash"], old["date"] // 1000)), asv.result_rows(old)
-    assert json.loads(json.dumps(head | asv.rows_as_asv(rows, asv.shown_names([rows])))) == old
+    made = head | {key: old[key] for key in (asv.ENGINE, "params")} | asv.rows_as_asv(rows, asv.shown_names([rows]))
+    assert json.loads(json.dumps(made)) == old and old[asv.ENGINE].startswith(old["params"][asv.ENGINE])
     assert [name for name in old["results"] if asv.HASH.search(name)] == [], "each model has one workload of a name"
     assert set(old["results"]) <= {asv.HASH.sub("", name) for name in old[asv.LAUNCHES]}
 
@@ -228,6 +230,24 @@ def test_ambiguous_workload_gets_hash(folder, convert):
     assert {name.partition(".")[0] for name in listed} == {"version", *hashed}
     old = json.loads(results(folder)[before])
     assert set(old["results"]) == set(old[asv.LAUNCHES]) and old["requirements"]["vllm"] == "0.25.1"
+
+
+def test_ambiguous_engine_gets_hash(folder, convert):
+    """Only where two engines have the same words, also in files that were written before: each keeps its curve."""
+
+    def engines():
+        files = [json.loads(text) for name, text in results(folder).items() if "-vllm-" in name]
+        return sorted(file["params"]["engine"] for file in files)
+
+    words = "dummy float16, 1024 seqs, 8192 tokens"
+    assert convert(launches()).status == 0 and engines() == [words]
+    few = [replace(m, spec=replace(m.spec, max_num_seqs=64)) for m in launches()]
+    assert convert(few).status == 0 and engines() == [words, words.replace("1024", "64")]
+    eager = [replace(m, spec=replace(m.spec, enforce_eager=True)) for m in launches()]
+    assert convert(eager).status == 0
+    both, other = engines()[:2], engines()[2:]
+    assert other == [words.replace("1024", "64")] and len({*both}) == 2
+    assert all(re.fullmatch(f"{words}, [0-9a-f]{{6}}", each) for each in both)
 
 
 @pytest.fixture
