@@ -497,10 +497,10 @@ def next_step(gated: Gated) -> tuple[str, str]:
         each_s = median((after - before).total_seconds() for before, after in pairwise(times))
         takes = f", about {(look - there + 1) * each_s:.0f} s,"
         everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
-    loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
     more = counted(look - there, "more launch" if together else "more pair")
-    what = "--slm-gate-launches=start" if starts else f"--slm-concurrency={loads}"
-    return f"{more}{takes} can decide{everything}", f"--slm-gate --slm-resume {what}"
+    loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
+    what = " --slm-gate-launches=start" if starts else "" if together else f" --slm-concurrency={loads}"
+    return f"{more}{takes} can decide{everything}", f"--slm-gate --slm-resume{what}"
 
 
 def caches_text(gated: Gated) -> str:

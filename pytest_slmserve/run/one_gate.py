@@ -148,9 +148,13 @@ class OneGate:
         wanted = {side: (spec, environment(spec).key, self.workload.hash) for side, spec in self.specs.items()}
         for gated, assumed in reversed([*stored_gates(stored.measurements, stored.plans)]):
             parts = [(m, part) for m in stored.measurements if (part := m.paired) and part.gate == gated.gate]
+            there = {m.load for m, _ in parts}
+            measured: dict[int, ClosedLoop] = {load.concurrency: load for load in self.possible if load in there}
+            whole = len(measured) == len(self.loads)  # else its first pair was interrupted before the last load
             if (
                 assumed
                 or gated.terms != self.terms
+                or not (whole or all(part.pair <= 1 for _, part in parts))
                 or {part.caches for _, part in parts} != states
                 or not all(
                     wanted[part.side] == (m.spec, m.environment.key, m.workload.hash) and m.load in self.possible
@@ -159,13 +163,12 @@ class OneGate:
             ):
                 continue
             outputs = (part.outputs for _, part in parts if part.side == "baseline" and part.outputs)
-            self.id, self.gated, self.reference = gated.gate, gated, next(outputs, ())
+            self.id, self.gated, self.reference = gated.gate, gated if whole else None, next(outputs, ())
             self.found = [m for m, _ in parts]
-            loads = {m.load for m in self.found}
-            measured: dict[int, ClosedLoop] = {load.concurrency: load for load in self.possible if load in loads}
-            self.loads = tuple(measured.values())
-            there = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
-            session.note(f"{self.title} continues from {there}")
+            requested = {load.concurrency: load for load in self.possible[: len(self.loads)]}
+            self.loads = tuple((requested | measured).values())
+            pairs = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
+            session.note(f"{self.title} continues from {pairs}")
             return
         same = "sides, kind of host, loads, caches and terms"
         session.note(f"{self.title} starts again: {session.source} has none of the same {same}")
@@ -181,8 +184,8 @@ class OneGate:
         return judge_gate(self.found, self.terms)
 
     def there(self) -> set[int]:
-        """Return the numbers of the measured pairs of launches."""
-        return {pair.number for pair in pairs_of(self.found)}
+        """Return the numbers of the pairs of launches that were measured at all loads."""
+        return {pair.number for pair in pairs_of(self.found)} if self.gated else set()
 
     @property
     def launch_s(self) -> float:
@@ -510,7 +513,7 @@ class SideBySide(OneGate):
         return baselines.judged_by_noise(gated, self.session.options.records)[0]
 
     def there(self) -> set[int]:
-        return {pair.number for pair in launches_that_count(self.found)[0]}
+        return {pair.number for pair in launches_that_count(self.found)[0]} if self.gated else set()
 
     @property
     def launch_s(self) -> float:

@@ -205,6 +205,24 @@ def test_gate_resumes_whole_launches(opened, breaks):
     assert Gates(again).of(MODEL).outcome is State.PASSES and again.devices.pool.starts == []
 
 
+@pytest.mark.parametrize("launches", ["together", "apart"])
+def test_resumed_gate_measures_all_loads(opened, launches):
+    """Also if its first launch was interrupted before the large load; a whole gate of the small load is another one."""
+    given = {"concurrency": "4,8", "gate_launches": launches}
+    with pytest.raises(EngineFailed):
+        Gates(opened(Device(breaks=(1, 1 + LEAST if launches == "together" else 2)), **given)).of(MODEL)
+    assert {m.load.concurrency for m in stored(opened(**given))} == {4}
+    gated = Gates(opened(resume=True, **given)).of(MODEL)
+    loads = [{m.load.concurrency for m in pair.baseline.measurements} for pair in gated.pairs]
+    assert gated.outcome is State.PASSES and len(loads) > 1 and {*map(frozenset, loads)} == {frozenset({4, 8})}
+    assert {m.paired.gate for m in stored(opened(**given))} == {gated.gate}, "it is the interrupted one"
+
+    given["archive"] = "small"
+    small = Gates(opened(**given | {"concurrency": "4"})).of(MODEL)
+    both = Gates(opened(resume=True, **given)).of(MODEL)
+    assert small.gate != both.gate and {m.load.concurrency for m in both.measurements("baseline")} == {4, 8}
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_calibration_informs_later_gates(opened, begun):
     given = {"gate": None, "calibrate": True, "engine_arg": FEW_STEPS["engine_arg"]}
