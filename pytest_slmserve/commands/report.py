@@ -89,7 +89,7 @@ def run_report(given: argparse.Namespace) -> int:
     if not (found.curves or found.jobs or gates or found.loads) and not (given.json or given.csv):
         notes.append("no sweep was measured")
     kinds = {"as expected": State.PASSES, "unexpected": State.FAILS, "inconclusive": State.INCONCLUSIVE}
-    states = [*(kinds[each.outcome] for each in found.outcomes), *(each.outcome for each in gates)]
+    states = [*(kinds[each.outcome] for each in found.outcomes), *(each.outcome for each in gate.answering(gates))]
     if found.curves or found.jobs or found.loads:
         states.append(State.INCONCLUSIVE if found.regression else State.PASSES)  # there is no claim about them
     commands = {typed_command(session) for session in contents.sessions}

@@ -299,6 +299,7 @@ class SessionHooks:
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remove traceback entries without a line number, which some instructions have and pytest cannot show."""
+        self.slm.interrupted = True
         excinfo.traceback = excinfo.traceback.filter(lambda entry: entry._rawentry.tb_lineno is not None)
 
     @pytest.hookimpl(trylast=True)

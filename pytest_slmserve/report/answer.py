@@ -76,7 +76,9 @@ def rest_lines(found: Findings) -> FiveLines | None:
         answer = f"{'PASSES' if state else 'MEASURED'}: {best or 'all is as expected'}"
     why = "; ".join(filter(None, (judged, best if state in (State.FAILS, State.INCONCLUSIVE) else "")))
     look = gate.LOOKS[state] if state else "open"
-    return FiveLines(answer, why, next_command(found, state), trust_text(found, points), found.where, look)
+    return gate.until_now(
+        FiveLines(answer, why, next_command(found, state), trust_text(found, points), found.where, look), found
+    )
 
 
 def is_error(failed: str) -> bool:

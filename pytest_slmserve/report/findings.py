@@ -39,6 +39,7 @@ class Findings:
     strict: bool = False  # every claim is expected to pass
     failed: Sequence[str] = ()  # failed tests, each with its reason on one line
     inconclusive: Sequence[str] = ()  # inconclusive tests, except claims and gates
+    interrupted: bool = False  # whether the user ended the run before its last test
     notes: Sequence[str] = ()
     reused: Mapping[str, int] = field(default_factory=dict)  # number of reused measurements, by configuration
     reused_from: str = ""

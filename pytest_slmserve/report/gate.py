@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_slmserve.analysis.estimates import percent, percent_interval
 from pytest_slmserve.analysis.gate import diagnosis
-from pytest_slmserve.analysis.gate.decision import Comparison, InterimAnalysis, next_look
+from pytest_slmserve.analysis.gate.decision import MAX_DROPPED, Comparison, InterimAnalysis, next_look
 from pytest_slmserve.analysis.gate.diagnosis import BY_DEVICE, BY_STEP, PROBE, Change, Difference, Split
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, OUTPUTS, SIDES, Gated, nothing_counts
 from pytest_slmserve.analysis.gate.windows import beside_an_idle_one
@@ -337,8 +337,35 @@ FINAL = re.compile(r"\d+(\.\d+)+")  # a release that is not a release candidate
 WORST = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
 
 
+SHARED = ("gpu_memory_utilization", "kv_cache_bytes")  # of sides on one GPU
+
+
+def answering(gates: Sequence[Gated]) -> list[Gated]:
+    """Return the gates without those inconclusive ones that a later gate of the same sides and loads decided."""
+
+    def question(gated: Gated) -> tuple[object, ...]:
+        specs = {side: {k: v for k, v in m.spec.facts.items() if k not in SHARED} for side, m in gated.firsts.items()}
+        releases = {side: (m.environment.vllm, m.workload.hash) for side, m in gated.firsts.items()}
+        return gated.model, gated.terms.launches == "start", specs, releases
+
+    def loads(gated: Gated) -> set[int | None]:
+        return {m.load.max_concurrency for m in gated.measurements("baseline")}
+
+    decided = [(place, each) for place, each in enumerate(gates) if each.outcome is not State.INCONCLUSIVE]
+    return [
+        gated
+        for place, gated in enumerate(gates)
+        if gated.outcome is not State.INCONCLUSIVE
+        or not any(
+            after > place and question(later) == question(gated) and loads(later) >= loads(gated)
+            for after, later in decided
+        )
+    ]
+
+
 def worst_of(gates: Sequence[Gated]) -> Gated:
     """Return the first gate that fails, else the first inconclusive one, else that of the newest release."""
+    gates = answering(gates)
     worst = min(gates, key=lambda gated: WORST.index(gated.outcome))
     newest = max(gates, key=lambda gated: [*map(release, compared_releases(gated)[1:])])
     return newest if worst.outcome is State.PASSES else worst
@@ -350,9 +377,10 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     Args:
         found: results files, HTML report and command of the run, if known.
     """
-    gated = worst_of(gates)
+    gated, passing = worst_of(gates), len(answering(gates))
     outcome, releases = gated.outcome, compared_releases(gated)
-    all_pass = f"; {len(gates)} of {len(gates)} gates pass"
+    before = ", after the inconclusive ones" if passing < len(gates) else ""
+    all_pass = f"; {passing} of {len(gates)} gates pass{before}"
     several = "" if len(gates) < 2 else all_pass if outcome is State.PASSES else f"; the worst of {len(gates)} gates"
     compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
     exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
@@ -383,7 +411,16 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     why = "; ".join(filter(None, (why, *more, cores_text(gated), next_step(gated)[0])))
     answer = f"{outcome.value.upper()}: {answer}{several}"
     told = answer, why, command_after(gated, found), trust(gated), found.where
-    return FiveLines(*told, LOOKS[outcome], unit_of(gated))
+    return until_now(FiveLines(*told, LOOKS[outcome], unit_of(gated)), found)
+
+
+def until_now(five: FiveLines, found: Findings) -> FiveLines:
+    """Return the five lines, which an interrupted run without a failure tells to continue."""
+    if not found.interrupted or five.look == "bad":
+        return five
+    state, _, answer = five.answer.partition(": ")
+    go_on = with_options(found.command, "--slm-resume") if found.archives else found.command
+    return replace(five, answer=f"INTERRUPTED, {state} so far: {answer}", do_this=go_on, look="open")
 
 
 def compared_releases(gated: Gated) -> list[str]:
@@ -419,7 +456,7 @@ def command_after(gated: Gated, found: Findings) -> str:
         typed = [word for word in shlex.split(command)[1:] if not word.startswith(own) and word != "--slm-gate"]
         words = ["slmserve", "bisect", "--good", releases[0], "--bad", releases[1], "--", *(typed or same)]
         return shlex.join(words)
-    speed = any(each.outcome is State.FAILS for each in gated.gated)
+    speed = gated.slow_load is not None
     traced = "slm_profile=" in command or any(m.spec.interface == "server" for m in first)
     if gated.outcome is State.FAILS and (not speed or traced):
         return found.shown_again or "compare what differs between the sides, which the tables have"
@@ -467,13 +504,18 @@ def has_few_pairs(gated: Gated) -> bool:
     return few and gated.outcome is State.INCONCLUSIVE and not gated.terms.together
 
 
+GOES_ON = "--slm-gate --slm-resume"
+
+
 def next_step(gated: Gated) -> tuple[str, str]:
     """Return what may resolve an inconclusive gate, and options to add to its command.
 
     It is more pairs or launches, with their time, or a repair, or a new gate. Both texts are empty for any other gate.
     """
-    if gated.outcome is not State.INCONCLUSIVE or not gated.pairs:
+    if gated.outcome is not State.INCONCLUSIVE:
         return "", ""
+    if not gated.pairs:  # with few problems, it was interrupted in its first pair
+        return ("the same gate can go on", GOES_ON) if len(gated.dropped) <= MAX_DROPPED else ("", "")
     there, most, together = len(gated.pairs), gated.terms.pairs, gated.terms.together
     if together and (gated.settled or there >= most):
         return "a gate that launches its sides one after the other may decide", "--slm-gate-launches=apart"
@@ -500,7 +542,7 @@ def next_step(gated: Gated) -> tuple[str, str]:
     more = counted(look - there, "more launch" if together else "more pair")
     loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
     what = " --slm-gate-launches=start" if starts else "" if together else f" --slm-concurrency={loads}"
-    return f"{more}{takes} can decide{everything}", f"--slm-gate --slm-resume{what}"
+    return f"{more}{takes} can decide{everything}", f"{GOES_ON}{what}"
 
 
 def caches_text(gated: Gated) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.gate import decision
+from pytest_slmserve.analysis.gate.decision import MAX_DROPPED
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, judge_gate, pairs_of
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
 from pytest_slmserve.analysis.gate.starts import FIRST, judge_starts
@@ -27,7 +28,6 @@ from pytest_slmserve.analysis.gate.windows import (
     windows_that_count,
 )
 from pytest_slmserve.analysis.metrics.validity import LONGER_WINDOW, check, is_clean
-from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive import baselines
 from pytest_slmserve.engines.base import PROFILE_FOLDER, Engine, Outputs
 from pytest_slmserve.engines.pool import abreast
@@ -47,7 +47,6 @@ from pytest_slmserve.schema.specs import SLEEP_MODE, ClosedLoop, Engines, Engine
 from pytest_slmserve.telemetry.gpu import BusyClock
 
 LONGER = 4  # factor for a window that was too short
-MAX_DROPPED = 3  # with more invalid pairs this host cannot decide
 SHORT = 2  # pairs of a gate among other tests, because each takes most of a minute
 PAIRS_AT_ONCE, MANY_CORES = 2, 8  # interim analyses follow even numbers of pairs; an importing engine needs two cores
 WARM_UP = 0  # in place of a pair's number
@@ -363,13 +362,9 @@ class OneGate:
 
         Return a sentence with the paths of the traces or the problem, or "" if no endpoint of a load fails.
         """
-        verdicts = ((each.load, gated.verdict(name)) for name, each in gated.endpoints.items())
-        places = [
-            place for place, seen in verdicts if place is not None and seen is not None and seen.state is State.FAILS
-        ]
-        if not places:
+        if gated.slow_load is None:
             return ""
-        load = gated.pairs[0].baseline.at_each_load[places[0]].load
+        load = gated.pairs[0].baseline.at_each_load[gated.slow_load].load
         written, place = [], Path(self.session.options.profile).absolute() / short_name(self.model)
         for side in SIDES:
             folder = place / side

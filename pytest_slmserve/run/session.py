@@ -63,6 +63,7 @@ class Session:
     claims: Collection[str] | None = None  # claims that the tests evaluate; None if no tests are known
     inconclusive: list[str] = field(default_factory=list)  # tests with the reason, except for claims and gates
     failed: list[str] = field(default_factory=list)  # tests with the reason, once all have ended
+    interrupted: bool = False  # whether the user ended the run
     command: str = ""  # command that repeats this run
     say: Callable[[str], None] = lambda text: None
     undo: ExitStack = field(default_factory=ExitStack)  # at the close, while measurements can still be written
@@ -197,6 +198,7 @@ class Session:
             strict=self.options.strict,
             failed=list(self.failed),
             inconclusive=list(self.inconclusive),
+            interrupted=self.interrupted,
             notes=list(self.notes),
             reused=dict(+reused),
             reused_from=f"{self.source}{f' ({elsewhere} of another host, or from before a boot)' if elsewhere else ''}",

@@ -35,6 +35,7 @@ MAX_GATED = 4
 POWER = 0.9
 TOGETHER = (2, 4)  # launches of both sides together: even numbers, so that each side starts first equally often
 STARTS = (3, 5)  # pairs of launches of a gate of the start, whose margin is five times as large
+MAX_DROPPED = 3  # with more invalid pairs this host cannot decide
 THIS_GATE = "; this gate "  # in a reason, before what the gate can do
 RANKS_FROM = 6  # pairs, below which no 95% interval by ranks exists
 

@@ -263,6 +263,13 @@ class Gated:
         ]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 
+    @property
+    def slow_load(self) -> int | None:
+        """Place of the load of the first endpoint that fails; None if no endpoint of a load does."""
+        verdicts = ((each.load, self.verdict(name)) for name, each in self.endpoints.items())
+        slow = (load for load, seen in verdicts if seen is not None and seen.state is State.FAILS)
+        return next((load for load in slow if load is not None), None)
+
     def verdict(self, endpoint: str) -> Verdict | None:
         """Return the verdict on an endpoint, inconclusive if no pair counts, or None if the pairs have no value.
 

@@ -60,6 +60,9 @@ def slower(*rates: float, hosts: int = 1):
     ({**SWEPT, "gates": GOOD, "judged": [judged(FAILS)]}, "FAILS: throughput-plateau", "-v"),
     ({**SWEPT, "gates": SHORT, "judged": [judged(PASSES)]}, "PASSES: opt-1.3b reaches 9,201 tokens/s", "--save"),
     ({"gates": SHORT}, "INCONCLUSIVE: the speed of opt-1.3b is not judged yet", ""),
+    ({**SWEPT, "gates": GOOD, "interrupted": True}, "INTERRUPTED, PASSES so far: the candidate serves", "--slm-resume"),
+    ({**SWEPT, "interrupted": True}, "INTERRUPTED, MEASURED so far: opt-1.3b reaches", "pytest --slm-gpu --slm-resume"),
+    ({**SWEPT, "gates": BAD, "interrupted": True}, "FAILS: the candidate serves", "slm_profile"),
     ({**SWEPT, "gates": BAD, "judged": [judged(FAILS)]}, "FAILS: the candidate serves", "slm_profile"),
 ])  # fmt: skip
 def test_worst_outcome_becomes_answer(found, answer, do_this):

@@ -115,6 +115,19 @@ def test_five_lines_tell_worst_gate():
     assert [five.look for (five,) in pages] == ["bad", "good", "open"]
 
 
+def test_later_gate_answers_inconclusive_one():
+    """But not one of other loads or sides, and no failure."""
+    few, passes, fails = gated(pairs(2)), gated(pairs(4)), gated(pairs(4, speed=0.9))
+    apart = [replace(m, spec=replace(m.spec, gpu_memory_utilization=0.45)) for m in pairs(4)]
+    for later in (passes, gated(apart)):
+        five = gate.five_lines([few, later], findings.Findings())
+        assert five.answer.startswith("PASSES") and "1 of 2 gates pass, after" in five.answer
+    elsewhere = gated([replace(m, spec=replace(m.spec, enforce_eager=True)) for m in pairs(4)])
+    for gates in ([passes, few], [few, elsewhere], [few, replace(passes, model="opt-125m")]):
+        assert gate.worst_of(gates) is few and gate.answering(gates) == gates
+    assert gate.worst_of([fails, few, passes]) is fails and gate.answering([few, fails]) == [fails]
+
+
 def test_outputs_fail_without_a_pair():
     differs = Verdict(OUTPUTS, "opt-1.3b", State.FAILS, "it changes by 1.5 nats")
     five = gate.five_lines([replace(gated(pairs(4, failures=1)), exact=(differs,))], findings.Findings())

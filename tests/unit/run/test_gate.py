@@ -14,7 +14,7 @@ from launches import launch, pairs
 from refusals import refused
 from simulated_sessions import FEW_STEPS, MODEL, stored
 
-from pytest_slmserve.analysis.gate.decision import GateCriteria
+from pytest_slmserve.analysis.gate.decision import MAX_DROPPED, GateCriteria
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, judge_gate
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import read_calibrations
@@ -26,7 +26,7 @@ from pytest_slmserve.plan import planner as planners
 from pytest_slmserve.run import gate, one_gate, session as sessions
 from pytest_slmserve.run.executor import Devices, Executor, Results
 from pytest_slmserve.run.gate import Gates, launches_left
-from pytest_slmserve.run.one_gate import MAX_DROPPED, OneGate, is_short, loads_of, order, sides
+from pytest_slmserve.run.one_gate import OneGate, is_short, loads_of, order, sides
 from pytest_slmserve.schema.errors import BadUsage, EngineFailed
 from pytest_slmserve.schema.records import Environment
 from pytest_slmserve.schema.specs import EngineSpec

@@ -12,6 +12,7 @@ import pytest
 from refusals import refused
 from simulated_sessions import FEW_STEPS, MODEL, stored
 
+from pytest_slmserve.analysis.gate.decision import MAX_DROPPED
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, SIDES, TOGETHER
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
 from pytest_slmserve.analysis.verdict import State
@@ -20,7 +21,7 @@ from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
 from pytest_slmserve.run import one_gate as gates
 from pytest_slmserve.run.gate import Gates, check_differ, check_gate, launches_left, live_together, not_told, one_gate
-from pytest_slmserve.run.one_gate import CALIBRATING, MAX_DROPPED, OneGate, SideBySide, order, sides
+from pytest_slmserve.run.one_gate import CALIBRATING, OneGate, SideBySide, order, sides
 from pytest_slmserve.schema.errors import EngineFailed
 
 STEADY = [*FEW_STEPS["engine_arg"], "scatter=0"]
