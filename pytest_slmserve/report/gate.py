@@ -542,7 +542,9 @@ def next_step(gated: Gated) -> tuple[str, str]:
     more = counted(look - there, "more launch" if together else "more pair")
     loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
     what = " --slm-gate-launches=start" if starts else "" if together else f" --slm-concurrency={loads}"
-    return f"{more}{takes} can decide{everything}", f"{GOES_ON}{what}"
+    seems = all(each.name in gated.refused for each in gated.gated if each.outcome is State.INCONCLUSIVE)
+    does = "may show that it only seems so" if seems else "can decide"
+    return f"{more}{takes} {does}{everything}", f"{GOES_ON}{what}"
 
 
 def caches_text(gated: Gated) -> str:

@@ -60,16 +60,18 @@ slowdown. The page is written from the committed results files.
 
 Each row has an endpoint: a quantity that a gate compares, at a concurrency. The code after the GPU is the host. A ratio
 is the candidate divided by the baseline, with a 95% confidence interval. For rates, a ratio below 1 is slower. For
-times and energy (J), a ratio above 1 is worse. The margin is what the gate allowed. A gate may stop at several numbers
-of launches, and its test allows for that, so near the margin the verdict can differ from what the interval suggests.
-*Can detect* is the smallest slowdown that the gate would find nine times in ten, not one that it found. Gates whose
-sides share the GPU do not judge the start.
+times and energy (J), a ratio above 1 is worse.
 
-If a kernel runs for less than 70% of the time, or the windows scatter too much, the host decides how fast the engine
-is. A gate whose sides share the GPU then judges tokens per busy second, which show whether the kernels became slower,
-instead of output tokens/s and the time of a request (E2E). If one of these seems worse, the gate is inconclusive. *Own
-cores* are the cores of the host that a run keeps busy. The verdict names them if a release needs clearly more or fewer,
-because idle cores can hide such a change.
+A gate passes if it shows that the candidate is less than the margin worse. It fails if it shows that the candidate is
+worse, with an error rate of 1%, and the estimate exceeds half of the margin. So 2% may fail with a margin of 3%. The
+test allows for looking at several numbers of launches, so it is more careful than the interval suggests. *Can detect*
+is the smallest slowdown that the gate would find nine times in ten, not one that it found.
+
+A gate whose sides share the GPU judges tokens per busy second, which show whether the kernels became slower. It does
+not judge the start. If a kernel runs for less than 70% of the time, or the windows scatter too much, the host decides
+how fast the engine is. The gate then does not judge output tokens/s and the time of a request (E2E), but it is
+inconclusive if one of them seems worse. *Own cores* are the cores of the host that a run keeps busy. The verdict names
+them if a release needs clearly more or fewer, because idle cores can hide such a change.
 
 ## Compare your own releases
 
@@ -87,7 +89,8 @@ between two that are far apart, use [`slmserve bisect`](compare-releases.md).
 
 ## From a clone
 
-This command prints the tables below from the committed results files:
+This command prints the tables of releases below from the committed results files. Its exit code is 1, because one
+gate fails:
 
 ```sh
 slmserve report --show all benchmarks/baselines/*vllm-0.*-0.*.jsonl.xz
