@@ -109,7 +109,8 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     records, log = place / "records.jsonl", place / "pytest.txt"
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else []), *words]
     status, told, _ = plan.run_pytest(words, log, "Choose another folder with --folder.")
-    gates = report.gates_of([(records, read(records))])[0] if records.exists() else []
+    kept = report.gates_of([(records, read(records))])[0] if records.exists() else []
+    gates = [*{each.model: each for each in kept}.values()]  # the last one of each model
     if gates and status not in NOTHING_SAID:
         return gates, ""
     note = f"pytest ended with {status}: {told}"

@@ -461,6 +461,8 @@ def command_after(gated: Gated, found: Findings) -> str:
     if gated.outcome is State.FAILS and (not speed or traced):
         return found.shown_again or "compare what differs between the sides, which the tables have"
     options = options or "-o slm_profile=traces"
+    if {"--slm-gate", "--slm-calibrate"} & {*shlex.split(command)}:  # else it had one of the loads, of its model
+        options = re.sub(r" --slm-concurrency=\S+", "", options)
     if not command:
         return f"the command of this gate again, with {options}"
     return with_options(command, options)
@@ -524,7 +526,9 @@ def next_step(gated: Gated) -> tuple[str, str]:
         return "repair what is missing (slmserve doctor), and gate again", ""
     starts = gated.terms.launches == "start"
     waits = not all(each.decided_at for each in gated.gated)  # else this runner is too noisy for more pairs to help
-    if not waits or there >= most or (gated.dropped and not together):
+    if not together and len(gated.dropped) > MAX_DROPPED:
+        return "repair what makes pairs invalid (slmserve doctor), and gate again", ""
+    if not waits or there >= most:
         if starts:
             return "a new gate on a host whose starts scatter less may decide (slmserve doctor)", ""
         more = f"a new gate of up to {2 * most} pairs, a quieter host (slmserve doctor) or a larger margin may decide"
@@ -532,16 +536,17 @@ def next_step(gated: Gated) -> tuple[str, str]:
     look = next_look(there, gated.terms) or most
     takes = everything = ""
     if there > 1:
-        # The time of a pair includes its engine starts. One more pair is for launches that do not count. The median
-        # ignores a pause.
+        # The time of a pair includes its engine starts. One more pair is for launches that do not count. The minimum
+        # ignores a pause, and launches can be repeated.
         began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
-        times = map(datetime.fromisoformat, began)
-        each_s = median((after - before).total_seconds() for before, after in pairwise(times))
+        times = map(datetime.fromisoformat, sorted(began))
+        each_s = min((after - before).total_seconds() for before, after in pairwise(times))
         takes = f", about {(look - there + 1) * each_s:.0f} s,"
         everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
     more = counted(look - there, "more launch" if together else "more pair")
     loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
-    what = " --slm-gate-launches=start" if starts else "" if together else f" --slm-concurrency={loads}"
+    what = "" if together or starts else f" --slm-concurrency={loads}"
+    what += "" if together else f" --slm-gate-launches={gated.terms.launches}"
     seems = all(each.name in gated.refused for each in gated.gated if each.outcome is State.INCONCLUSIVE)
     does = "may show that it only seems so" if seems else "can decide"
     return f"{more}{takes} {does}{everything}", f"{GOES_ON}{what}"

@@ -162,8 +162,9 @@ class OneGate:
             ):
                 continue
             outputs = (part.outputs for _, part in parts if part.side == "baseline" and part.outputs)
-            self.id, self.gated, self.reference = gated.gate, gated if whole else None, next(outputs, ())
+            self.id, self.reference = gated.gate, next(outputs, ())
             self.found = [m for m, _ in parts]
+            self.gated = self.judge() if whole else None  # with the noise of this host, as while it was measured
             requested = {load.concurrency: load for load in self.possible[: len(self.loads)]}
             self.loads = tuple((requested | measured).values())
             pairs = f"{counted(len(self.there()), 'pair')} of launches in {session.source}"
@@ -487,6 +488,13 @@ class SideBySide(OneGate):
     """Gate whose sides share one GPU, each with half of the memory. A window is a burst of requests to one of them."""
 
     beside = True
+
+    def __init__(self, session: Session, model: str) -> None:
+        """Continue with as many windows as the first launch had."""
+        super().__init__(session, model)
+        first = self.gated.pairs[0].baseline if self.gated and self.gated.pairs else None
+        windows = zip(first.at_each_load, first.figures) if first else ()
+        self.pairs_wanted |= {m.load: len(figures) for m, figures in windows if isinstance(m.load, ClosedLoop)}
 
     def prepare(self) -> None:
         self.terms = self.session.gate_terms.with_both_at_once

@@ -259,7 +259,9 @@ class Gated:
         waiting = [
             each
             for each in open_ones
-            if each.n == len(self.pairs) and (each.name not in self.refused or (more and each.seems_worse))
+            if each.n == len(self.pairs)
+            and not each.decided_at
+            and (each.name not in self.refused or (more and each.seems_worse))
         ]
         return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
 

@@ -182,7 +182,11 @@ def series_by_endpoint(
 def judge_windows(measurements: Sequence[Measurement], criteria: GateCriteria) -> Gated:
     """Return the result of a gate whose sides share one GPU, with the default noise of launches."""
     (pairs, dropped), first = launches_that_count(measurements), measurements[0]
-    part, exact = part_of(first), tuple(outputs_kept(first, pairs))
+    numbered = grouped(sorted(measurements, key=attrgetter("measured_at")), lambda m: part_of(m).pair)
+    launched = [
+        PairOfLaunches(n, *(_launch(own, (), i) for i in range(len(SIDES)))) for n, own in sorted(numbered.items()) if n
+    ]
+    part, exact = part_of(first), tuple(outputs_kept(first, launched))
     model = short_name(first.spec.model)
     firsts = firsts_of(measurements)
     return judged_with(Gated(model, part.gate, criteria, pairs, dropped, (), (), exact, part.caches, firsts=firsts), {})

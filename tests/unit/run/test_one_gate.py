@@ -1,6 +1,7 @@
 """A gate whose sides live on one device at once: who lives when, whose window is next and how many there are, when it
 ends and from where it goes on, what a calibration measures more; and where sides cannot live together, or are none."""
 
+import re
 import sys
 from collections import Counter
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ import pytest
 from refusals import refused
 from simulated_sessions import FEW_STEPS, MODEL, stored
 
+from pytest_slmserve.analysis.gate import decision
 from pytest_slmserve.analysis.gate.decision import MAX_DROPPED
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, SIDES, TOGETHER
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
@@ -19,6 +21,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.archive.baselines import read_calibrations
 from pytest_slmserve.engines.pool import Pool
 from pytest_slmserve.engines.simulated import SimulatedEngine
+from pytest_slmserve.report.gate import next_step
 from pytest_slmserve.run import one_gate as gates
 from pytest_slmserve.run.gate import Gates, check_differ, check_gate, launches_left, live_together, not_told, one_gate
 from pytest_slmserve.run.one_gate import CALIBRATING, OneGate, SideBySide, order, sides
@@ -222,6 +225,57 @@ def test_resumed_gate_measures_all_loads(opened, launches):
     small = Gates(opened(**given | {"concurrency": "4"})).of(MODEL)
     both = Gates(opened(resume=True, **given)).of(MODEL)
     assert small.gate != both.gate and {m.load.concurrency for m in both.measurements("baseline")} == {4, 8}
+
+
+def test_resumed_gate_ends_as_whole_one(opened):
+    """Its windows are as many as those of the launches that it continues, and it knows the noise of a calibration."""
+    given = {"engine_arg": [*FEW_STEPS["engine_arg"], "scatter=0.016", "noise=0.03"], "concurrency": "8,16", **UNCLEAR}
+    whole = Gates(opened(archive="whole", **given)).of(MODEL)
+    with pytest.raises(EngineFailed):
+        Gates(opened(Device(breaks=(3, 5)), **given)).of(MODEL)
+    resumed = Gates(opened(resume=True, **given)).of(MODEL)
+    assert (resumed.windows, resumed.outcome, len(resumed.pairs)) == (whole.windows, whole.outcome, 4)
+    assert [each.ratio for each in resumed.gated] == [each.ratio for each in whole.gated]
+
+
+def test_resumed_gate_knows_calibration(opened):
+    """Without it, two launches would settle the gate, which would then never go on."""
+    noisy = [*FEW_STEPS["engine_arg"], "scatter=0.031"]
+    Gates(opened(gate=None, calibrate=True, engine_arg=noisy)).of(MODEL)
+    with pytest.raises(EngineFailed):
+        Gates(opened(Device(breaks=(6, 3)), simulate_slowdown="1.3%")).of(MODEL)
+    session = opened(simulate_slowdown="1.3%", resume=True)
+    gated = Gates(session).of(MODEL)
+    assert (len(gated.pairs), len(session.devices.pool.starts), gated.calibrated) == (4, 4, True)
+
+
+def test_gate_of_noisy_runner_ends_early(opened, monkeypatch):
+    """More launches would not let it pass."""
+    monkeypatch.setattr(decision, "MIN_POWER", 1.1)
+    Gates(opened(gate=None, calibrate=True, engine_arg=FEW_STEPS["engine_arg"])).of(MODEL)
+    gated = Gates(opened()).of(MODEL)
+    assert (len(gated.pairs), gated.outcome) == (2, State.INCONCLUSIVE) and "noisy" in gated.verdict("throughput").why
+    assert next_step(gated)[1] == "--slm-gate-launches=apart"
+
+
+def test_outputs_of_disturbed_launches_count(opened):
+    disturbed = {(start, run) for start in (1, 3) for run in range(99)}  # of the launches that have them
+    gated = Gates(opened(Device(disturbed), load_format="auto")).of(MODEL)
+    assert [pair.number for pair in gated.pairs] == [3, 4] and gated.outcome is State.PASSES
+    assert gated.verdict("outputs").state is State.PASSES
+
+
+@pytest.mark.parametrize(
+    ("launches", "breaks", "pairs"), [("apart", (6, 1), [2, 3, 4, 5]), ("start", (9, 1), [1, 2, 3])]
+)
+def test_dropped_pair_does_not_end_gate(opened, launches, breaks, pairs):
+    given = {"gate_launches": launches}
+    with pytest.raises(EngineFailed):
+        Gates(opened(Device({(1, run) for run in range(9)}, breaks), **given)).of(MODEL)
+    assert f"--slm-resume --slm-gate-launches={launches}" in re.sub(
+        " --slm-concurrency=8", "", next_step(one_gate(opened(resume=True, **given), MODEL).judge())[1]
+    )
+    assert [pair.number for pair in Gates(opened(resume=True, **given)).of(MODEL).pairs] == pairs
 
 
 @pytest.mark.parametrize("begun", [False, True])
