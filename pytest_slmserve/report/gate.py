@@ -395,8 +395,10 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         does = "serves {} at" if compared[0].better == "higher" else "of {} takes"
         answer = f"{candidate} {does.format(gated.model)} {seen.value:.3f} times the {compared[0].name} of {baseline}"
         sure, most = interval_text(seen, "{:.3f}".format), 1 + compared[0].margin
-        allowed = f"at least {1 / most:.3f}" if compared[0].better == "higher" else f"at most {most:.3f}"
-        answer += f" ({f'95%: {sure}; ' if sure != ABSENT else ''}allowed: {allowed})"
+        fails, above = outcome is State.FAILS, compared[0].better == "higher"
+        limit = (math.sqrt(most) if fails else most) ** (-1 if above else 1)
+        limits = f"{'fails' if fails else 'passes'} {'above' if above != fails else 'below'} {limit:.3f}"
+        answer += f" ({f'95%: {sure}; ' if sure != ABSENT else ''}{limits})"
     elif exact and outcome is not State.INCONCLUSIVE:
         answer, why = f"{gated.model}: {why}", "it is worse in memory, in the pair of launches closest to the limit"
         if OUTPUTS in exact:
