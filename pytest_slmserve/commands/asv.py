@@ -46,7 +46,7 @@ from pytest_slmserve.schema.errors import (
     write_file,
 )
 from pytest_slmserve.schema.models import short_name
-from pytest_slmserve.schema.records import Environment, Measurement, hosts_of, moment
+from pytest_slmserve.schema.records import Environment, Measurement, hosts_of, known_releases, moment
 from pytest_slmserve.schema.specs import load_facts, short_hash
 
 STATUS = f"{PASSES} results were written; {USAGE} there was nothing to write, or wrong usage; nothing is changed then."
@@ -557,7 +557,7 @@ def initial_files() -> dict[str, str]:
     return {
         ".gitignore": f"/{REPOSITORY}/\n/.asv/\n",
         CONFIGURATION: here.joinpath("asv.conf.json").read_text("utf-8"),
-        RELEASES: here.joinpath("asv_releases.json").read_text("utf-8"),
+        RELEASES: known_releases(),
     }
 
 

@@ -27,7 +27,7 @@ from pytest_slmserve.report.page import charts
 from pytest_slmserve.report.section import Chart, Details, FiveLines, Legend, Look, Named, Part, Section, Table
 from pytest_slmserve.report.text_table import ABSENT, Column, counted, figure, hundredths, interval_text
 from pytest_slmserve.schema.errors import Caches, Side
-from pytest_slmserve.schema.records import SIMULATED, Measurement, release
+from pytest_slmserve.schema.records import SIMULATED, Measurement, are_neighbors, release
 from pytest_slmserve.schema.specs import GIB
 
 NOTHING_DIFFERS = "nothing differs in the environments, in what the engines resolved, or in what was asked of them"
@@ -441,7 +441,7 @@ def with_options(command: str, options: str) -> str:
 def command_after(gated: Gated, found: Findings) -> str:
     """Return the command after a gate, or another next step.
 
-    It installs a pass, continues an inconclusive gate, finds the first slow release, or traces a failure.
+    It installs a pass, continues an inconclusive gate, finds the first of several slow releases, or traces a failure.
     """
     releases, (_, options) = compared_releases(gated), next_step(gated)
     command = found.gate_commands.get(gated.gate) or found.command
@@ -451,7 +451,7 @@ def command_after(gated: Gated, found: Findings) -> str:
     if gated.outcome is State.INCONCLUSIVE and not options:
         return "slmserve doctor"
     first = [m for pair in gated.pairs[:1] for m in pair.baseline.at_each_load]
-    if gated.outcome is State.FAILS and final and first:
+    if gated.outcome is State.FAILS and final and first and not are_neighbors(*releases):
         same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
         same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
         own = ("--slm-side=", "--slm-records=")  # bisect has its own

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from pytest_slmserve.schema import specs
-from pytest_slmserve.schema.errors import Caches, Sharing, Side
+from pytest_slmserve.schema.errors import Caches, Sharing, Side, json_value
 from pytest_slmserve.schema.specs import ClosedLoop, EngineSpec, Load, ReplicaSpec, WorkloadReference, short_hash
 
 SIMULATED = "SIMULATED ENGINE: these numbers come from a formula, not from a device"
@@ -112,6 +114,17 @@ def release(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version: "0.26.0rc1+cu130" is (0, 26, 0)."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(int(part) for part in found[1].split(".")) if found else ()
+
+
+def known_releases() -> str:
+    """Return the JSON list of vLLM's releases, each with its day, in order."""
+    return (Path(__file__).parent / "releases.json").read_text("utf-8")
+
+
+def are_neighbors(older: str, newer: str) -> bool:
+    """Return whether both releases of vLLM are known, and no other one lies between them."""
+    known = [release(name) for name, _ in json_value(known_releases())]
+    return (release(older), release(newer)) in pairwise(known)
 
 
 @dataclass(frozen=True, slots=True)

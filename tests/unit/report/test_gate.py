@@ -86,8 +86,9 @@ def test_five_lines_tell_worst_gate():
     ran = findings.Findings(command=command, archives=["r.jsonl"], page="gate.html")
     slower = pairs(4, speed=0.95)
     found = {
-        "fails between releases": (of_releases(slower, "0.25.1", "0.26.0"), ran),
-        "fails between releases by an unknown command": (of_releases(slower, "0.25.1", "0.26.0"), None),
+        "fails between releases": (of_releases(slower, "0.24.0", "0.26.0"), ran),
+        "fails between releases by an unknown command": (of_releases(slower, "0.24.0", "0.26.0"), None),
+        "fails between neighbors": (of_releases(slower, "0.25.1", "0.26.0"), ran),
         "fails between a release and a commit": (of_releases(slower, "0.25.1", "0.26.1.dev3+gabc"), ran),
         "fails by engine arguments": (slower, ran),
         "fails by arguments of servers": ([replace(m, spec=replace(m.spec, interface="server")) for m in slower], ran),
@@ -107,11 +108,11 @@ def test_five_lines_tell_worst_gate():
     assert difference("five-lines", shown) == ""
     assert (
         lines["several"].answer.startswith("FAILS: opt-1.3b: KV blocks")
-        and "worst of 11 gates" in lines["several"].answer
+        and "worst of 12 gates" in lines["several"].answer
     )
     facts = gate.gate_facts(all_of_them[0], ran)["five"]
     assert [*facts] == ["answer", "why", "do_this", "trust", "where"] and facts == lines["fails between releases"].named
-    pages = [page_content(findings.Findings(gates=[all_of_them[n]]), 0, {})["answers"] for n in (5, 6, 7)]
+    pages = [page_content(findings.Findings(gates=[all_of_them[n]]), 0, {})["answers"] for n in (6, 7, 8)]
     assert [five.look for (five,) in pages] == ["bad", "good", "open"]
 
 

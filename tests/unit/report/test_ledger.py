@@ -133,10 +133,10 @@ def test_newest_release_of_passing_gates_is_advised():
     for made in (gates, gates[::-1]):
         five = five_lines(made, Findings())
         assert five.do_this == "pip install vllm==0.26.0" and five.answer.endswith("; 2 of 2 gates pass")
-    slow = between("0.26.0", "0.27.0", pairs(4, speed=0.9))
+    slow = between("0.26.0", "0.28.0", pairs(4, speed=0.9))
     commands = {slow.gate: "pytest --slm-gpu -o slm_response_format=json --slm-gate --slm-side=candidate:env=A=b"}
     assert five_lines([*gates, slow], Findings(gate_commands=commands)).do_this == (
-        "slmserve bisect --good 0.26.0 --bad 0.27.0 -- --slm-gpu -o slm_response_format=json"
+        "slmserve bisect --good 0.26.0 --bad 0.28.0 -- --slm-gpu -o slm_response_format=json"
     )
 
 
