@@ -4,10 +4,9 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
-from itertools import pairwise
 from operator import itemgetter
 from statistics import geometric_mean, median
 from typing import Any
@@ -336,30 +335,44 @@ def gate_facts(gated: Gated, found: Findings | None = None) -> dict[str, Any]:
 FINAL = re.compile(r"\d+(\.\d+)+")  # a release that is not a release candidate
 WORST = (State.FAILS, State.INCONCLUSIVE, State.PASSES)
 
-
-SHARED = ("gpu_memory_utilization", "kv_cache_bytes")  # of sides on one GPU
+SHARED = ("gpu_memory_utilization", "kv_cache_bytes")  # divided between sides on one GPU
 
 
 def answering(gates: Sequence[Gated]) -> list[Gated]:
-    """Return the gates without those inconclusive ones that a later gate of the same sides and loads decided."""
+    """Return the gates without those inconclusive ones that another gate decided later.
+
+    It has the same sides, requests and loads on a machine of the same kind, but other terms: the same gate again could
+    pass by chance. Sides on one GPU share its memory, and have fewer output tokens.
+    """
 
     def question(gated: Gated) -> tuple[object, ...]:
-        specs = {side: {k: v for k, v in m.spec.facts.items() if k not in SHARED} for side, m in gated.firsts.items()}
-        releases = {side: (m.environment.vllm, m.workload.hash) for side, m in gated.firsts.items()}
-        return gated.model, gated.terms.launches == "start", specs, releases
+        firsts = gated.firsts.values()
+        equal = {name for name in SHARED if len({m.spec.facts.get(name) for m in firsts}) == 1}
+        sides = {
+            side: (
+                {name: value for name, value in m.spec.facts.items() if name not in equal},
+                asdict(m.workload.spec) | {"output_tokens": None},
+                (m.environment.vllm, m.environment.gpu_name or m.environment.cpu),
+            )
+            for side, m in gated.firsts.items()
+        }
+        return gated.model, gated.terms.launches == "start", sides
+
+    def began_at(gated: Gated) -> str:
+        return min((m.measured_at for m in gated.firsts.values()), default="")
 
     def loads(gated: Gated) -> set[int | None]:
         return {m.load.max_concurrency for m in gated.measurements("baseline")}
 
-    decided = [(place, each) for place, each in enumerate(gates) if each.outcome is not State.INCONCLUSIVE]
+    def decides(later: Gated, gated: Gated) -> bool:
+        decided = later.outcome is not State.INCONCLUSIVE and later.terms != gated.terms
+        same = loads(later) >= loads(gated) and question(later) == question(gated)
+        return decided and same and began_at(later) > began_at(gated)
+
     return [
         gated
-        for place, gated in enumerate(gates)
-        if gated.outcome is not State.INCONCLUSIVE
-        or not any(
-            after > place and question(later) == question(gated) and loads(later) >= loads(gated)
-            for after, later in decided
-        )
+        for gated in gates
+        if gated.outcome is not State.INCONCLUSIVE or not any(decides(later, gated) for later in gates)
     ]
 
 
@@ -451,7 +464,13 @@ def command_after(gated: Gated, found: Findings) -> str:
     if gated.outcome is State.INCONCLUSIVE and not options:
         return "slmserve doctor"
     first = [m for pair in gated.pairs[:1] for m in pair.baseline.at_each_load]
-    if gated.outcome is State.FAILS and final and first and not are_neighbors(*releases):
+    if (
+        gated.outcome is State.FAILS
+        and final
+        and first
+        and release(releases[0]) < release(releases[1])
+        and not (are_neighbors(*releases))
+    ):
         same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
         same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
         own = ("--slm-side=", "--slm-records=")  # bisect has its own
@@ -518,9 +537,10 @@ def next_step(gated: Gated) -> tuple[str, str]:
     """
     if gated.outcome is not State.INCONCLUSIVE:
         return "", ""
-    if not gated.pairs:  # with few problems, it was interrupted in its first pair
-        return ("the same gate can go on", GOES_ON) if len(gated.dropped) <= MAX_DROPPED else ("", "")
     there, most, together = len(gated.pairs), gated.terms.pairs, gated.terms.together
+    goes_on = f"{GOES_ON}{'' if together else f' --slm-gate-launches={gated.terms.launches}'}"
+    if not there:  # with few problems, it was interrupted in its first pair
+        return ("the same gate can go on", goes_on) if len(gated.dropped) <= MAX_DROPPED else ("", "")
     if together and (gated.settled or there >= most):
         return "a gate that launches its sides one after the other may decide", "--slm-gate-launches=apart"
     unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
@@ -538,20 +558,19 @@ def next_step(gated: Gated) -> tuple[str, str]:
     look = next_look(there, gated.terms) or most
     takes = everything = ""
     if there > 1:
-        # The time of a pair includes its engine starts. One more pair is for launches that do not count. The minimum
-        # ignores a pause, and launches can be repeated.
-        began = [min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs]
-        times = map(datetime.fromisoformat, sorted(began))
-        each_s = min((after - before).total_seconds() for before, after in pairwise(times))
+        # The time of a pair includes its engine starts, which two pairs may have at once. One more pair is for launches
+        # that do not count. The minimum ignores a pause.
+        began = (min(m.measured_at for launch in pair.launches for m in launch.measurements) for pair in gated.pairs)
+        times, step = sorted(map(datetime.fromisoformat, began)), min(2, there - 1)
+        each_s = min((after - before).total_seconds() / step for before, after in zip(times, times[step:]))
         takes = f", about {(look - there + 1) * each_s:.0f} s,"
         everything = f", and all {most} take {(most - there + 1) * each_s:.0f} s" if look < most else ""
     more = counted(look - there, "more launch" if together else "more pair")
     loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
     what = "" if together or starts else f" --slm-concurrency={loads}"
-    what += "" if together else f" --slm-gate-launches={gated.terms.launches}"
     seems = all(each.name in gated.refused for each in gated.gated if each.outcome is State.INCONCLUSIVE)
     does = "may show that it only seems so" if seems else "can decide"
-    return f"{more}{takes} {does}{everything}", f"{GOES_ON}{what}"
+    return f"{more}{takes} {does}{everything}", f"{goes_on}{what}"
 
 
 def caches_text(gated: Gated) -> str:

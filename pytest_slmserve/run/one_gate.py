@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
+from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate import decision
 from pytest_slmserve.analysis.gate.decision import MAX_DROPPED
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, judge_gate, pairs_of
@@ -492,9 +493,10 @@ class SideBySide(OneGate):
     def __init__(self, session: Session, model: str) -> None:
         """Continue with as many windows as the first launch had."""
         super().__init__(session, model)
-        first = self.gated.pairs[0].baseline if self.gated and self.gated.pairs else None
-        windows = zip(first.at_each_load, first.figures) if first else ()
-        self.pairs_wanted |= {m.load: len(figures) for m, figures in windows if isinstance(m.load, ClosedLoop)}
+        for pair in self.gated.pairs[:1] if self.gated else ():  # which may have been interrupted
+            windows = zip(*(launch.measurements for launch in pair.launches))
+            for load, those in grouped(windows, lambda both: both[0].load).items():
+                self.pairs_wanted[load] = max(len(those), wanted(those, self.terms))
 
     def prepare(self) -> None:
         self.terms = self.session.gate_terms.with_both_at_once

@@ -512,7 +512,7 @@ def test_short_cpu_gate_can_continue(runs, stand_in_here, monkeypatch):
     words = f"--slm-models=opt-tiny --slm-input-len=16 --slm-output-len=8 --slm-window=0.4 {stand_in_here}"
     ran = runs.anew(NO_WORSE, words, "--slm-concurrency=2,4")
     assert (ran.ret, ran.counts) == (0, {"passed": 1}) and "output tokens/s" not in ran.out
-    goes_on = "--slm-gate --slm-resume --slm-concurrency=4 --slm-gate-launches=apart"
+    goes_on = "--slm-gate --slm-resume --slm-gate-launches=apart --slm-concurrency=4"
     ran.says("  why: *2 more pairs*", f"  do this: *{goes_on}", "opt-tiny: speed NOT JUDGED after 2 pairs*", "kv-bl*")
     assert len({m.launch for m in ran.measured()}) == 4
     again = runs.anew(NO_WORSE, words, goes_on, folder=ran.folder)

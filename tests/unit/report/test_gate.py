@@ -10,8 +10,9 @@ from sections import difference, in_words, sentences_of, tables_of
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
+from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.diagnosis import Difference
-from pytest_slmserve.analysis.gate.launch_pairs import OUTPUTS, Answers, Differs
+from pytest_slmserve.analysis.gate.launch_pairs import OUTPUTS, Answers, Differs, judge_gate
 from pytest_slmserve.analysis.verdict import State, Verdict
 from pytest_slmserve.report import findings, gate
 from pytest_slmserve.report.page.writer import page_content
@@ -117,16 +118,29 @@ def test_five_lines_tell_worst_gate():
 
 
 def test_later_gate_answers_inconclusive_one():
-    """But not one of other loads or sides, and no failure."""
-    few, passes, fails = gated(pairs(2)), gated(pairs(4)), gated(pairs(4, speed=0.9))
-    apart = [replace(m, spec=replace(m.spec, gpu_memory_utilization=0.45)) for m in pairs(4)]
-    for later in (passes, gated(apart)):
-        five = gate.five_lines([few, later], findings.Findings())
-        assert five.answer.startswith("PASSES") and "1 of 2 gates pass, after" in five.answer
-    elsewhere = gated([replace(m, spec=replace(m.spec, enforce_eager=True)) for m in pairs(4)])
-    for gates in ([passes, few], [few, elsewhere], [few, replace(passes, model="opt-125m")]):
-        assert gate.worst_of(gates) is few and gate.answering(gates) == gates
-    assert gate.worst_of([fails, few, passes]) is fails and gate.answering([few, fails]) == [fails]
+    """But not an earlier one, one of the same terms, or of other sides or machines; and a failure stays."""
+
+    def other(speed=1.0, at="2031", half=True, **facts):
+        """A gate of other terms, and by default with half of the memory and fewer output tokens."""
+        made = [replace(m, measured_at=at + m.measured_at[4:], **facts) for m in pairs(4, speed=speed)]
+        if half:
+            made = [replace(m, spec=replace(m.spec, gpu_memory_utilization=0.45)) for m in made]
+            shorter = [replace(m.workload, hash="f" * 12, spec=replace(m.workload.spec, output_tokens=8)) for m in made]
+            made = [replace(m, workload=workload) for m, workload in zip(made, shorter)]
+        return judge_gate(made, GateCriteria(pairs=24))
+
+    few, first = gated(pairs(2)), pairs(1)[0]
+    for later in (other(), other(half=False)):
+        for gates in ([few, later], [later, few]):
+            five = gate.five_lines(gates, findings.Findings())
+            assert five.answer.startswith("PASSES") and "1 of 2 gates pass, after" in five.answer
+    elsewhere = replace(first.environment, gpu_name="another GPU")
+    same_terms = gated([replace(m, measured_at="2031" + m.measured_at[4:]) for m in pairs(4)])
+    eager = replace(first.spec, enforce_eager=True)
+    for each in (other(at="2001"), same_terms, other(environment=elsewhere), other(spec=eager)):
+        assert gate.answering([few, each]) == [few, each] and gate.worst_of([each, few]) is few
+    fails = gated(pairs(4, speed=0.9))
+    assert gate.worst_of([fails, few, other()]) is fails
 
 
 def test_outputs_fail_without_a_pair():
