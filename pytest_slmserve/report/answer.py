@@ -31,7 +31,7 @@ def answer_of(found: Findings) -> FiveLines | None:
     rest = rest_lines(found)
     if not found.gates:
         return rest
-    worst = gate.worst_of(found.gates)
+    worst = gate.worst_of(gate.answering(found.gates))
     is_worse = gate.WORST.index(state_of(found) or State.PASSES) < gate.WORST.index(worst.outcome)
     if rest and (is_worse or gate.has_few_pairs(worst)):
         return rest

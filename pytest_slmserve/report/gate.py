@@ -365,9 +365,13 @@ def answering(gates: Sequence[Gated]) -> list[Gated]:
         return {m.load.max_concurrency for m in gated.measurements("baseline")}
 
     def decides(later: Gated, gated: Gated) -> bool:
-        decided = later.outcome is not State.INCONCLUSIVE and later.terms != gated.terms
-        same = loads(later) >= loads(gated) and question(later) == question(gated)
-        return decided and same and began_at(later) > began_at(gated)
+        return (
+            later.outcome is not State.INCONCLUSIVE
+            and later.terms != gated.terms
+            and began_at(later) > began_at(gated)
+            and loads(later) >= loads(gated)
+            and question(later) == question(gated)
+        )
 
     return [
         gated
@@ -378,7 +382,6 @@ def answering(gates: Sequence[Gated]) -> list[Gated]:
 
 def worst_of(gates: Sequence[Gated]) -> Gated:
     """Return the first gate that fails, else the first inconclusive one, else that of the newest release."""
-    gates = answering(gates)
     worst = min(gates, key=lambda gated: WORST.index(gated.outcome))
     newest = max(gates, key=lambda gated: [*map(release, compared_releases(gated)[1:])])
     return newest if worst.outcome is State.PASSES else worst
@@ -390,10 +393,11 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     Args:
         found: results files, HTML report and command of the run, if known.
     """
-    gated, passing = worst_of(gates), len(answering(gates))
+    answers = answering(gates)
+    gated = worst_of(answers)
     outcome, releases = gated.outcome, compared_releases(gated)
-    before = ", after the inconclusive ones" if passing < len(gates) else ""
-    all_pass = f"; {passing} of {len(gates)} gates pass{before}"
+    before = ", after the inconclusive ones" if len(answers) < len(gates) else ""
+    all_pass = f"; {len(answers)} of {len(gates)} gates pass{before}"
     several = "" if len(gates) < 2 else all_pass if outcome is State.PASSES else f"; the worst of {len(gates)} gates"
     compared = [replace(e, name=e.name.replace(", ", " at the ")) for e in gated.gated if e.outcome is outcome]
     exact = {EXACT.get(each.claim, each.claim): each.why for each in gated.exact if each.state is outcome}
@@ -464,13 +468,8 @@ def command_after(gated: Gated, found: Findings) -> str:
     if gated.outcome is State.INCONCLUSIVE and not options:
         return "slmserve doctor"
     first = [m for pair in gated.pairs[:1] for m in pair.baseline.at_each_load]
-    if (
-        gated.outcome is State.FAILS
-        and final
-        and first
-        and release(releases[0]) < release(releases[1])
-        and not (are_neighbors(*releases))
-    ):
+    upgrade = final and release(releases[0]) < release(releases[1])
+    if gated.outcome is State.FAILS and first and upgrade and not are_neighbors(*releases):
         same = [first[0].environment.mode, f"--slm-models={first[0].spec.model}"]
         same.append(f"--slm-concurrency={','.join(f'{m.load.max_concurrency}' for m in first)}")
         own = ("--slm-side=", "--slm-records=")  # bisect has its own
@@ -527,9 +526,6 @@ def has_few_pairs(gated: Gated) -> bool:
     return few and gated.outcome is State.INCONCLUSIVE and not gated.terms.together
 
 
-GOES_ON = "--slm-gate --slm-resume"
-
-
 def next_step(gated: Gated) -> tuple[str, str]:
     """Return what may resolve an inconclusive gate, and options to add to its command.
 
@@ -538,7 +534,7 @@ def next_step(gated: Gated) -> tuple[str, str]:
     if gated.outcome is not State.INCONCLUSIVE:
         return "", ""
     there, most, together = len(gated.pairs), gated.terms.pairs, gated.terms.together
-    goes_on = f"{GOES_ON}{'' if together else f' --slm-gate-launches={gated.terms.launches}'}"
+    goes_on = "--slm-gate --slm-resume" + ("" if together else f" --slm-gate-launches={gated.terms.launches}")
     if not there:  # with few problems, it was interrupted in its first pair
         return ("the same gate can go on", goes_on) if len(gated.dropped) <= MAX_DROPPED else ("", "")
     if together and (gated.settled or there >= most):

@@ -17,14 +17,12 @@ from pytest_slmserve.analysis.claims.evidence import PUBLISHED
 from pytest_slmserve.analysis.claims.table import stored_gates
 from pytest_slmserve.analysis.estimates import grouped
 from pytest_slmserve.analysis.gate import decision
-from pytest_slmserve.analysis.gate.decision import MAX_DROPPED
 from pytest_slmserve.analysis.gate.launch_pairs import SIDES, Gated, judge_gate, pairs_of
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
 from pytest_slmserve.analysis.gate.starts import FIRST, judge_starts
 from pytest_slmserve.analysis.gate.windows import (
     PairOfWindows,
     judge_windows,
-    launches_that_count,
     wanted,
     windows_that_count,
 )
@@ -109,7 +107,7 @@ def loads_of(session: Session, model: str) -> tuple[ClosedLoop, ...]:
 
 def as_long_as_may_be(loads: Sequence[ClosedLoop]) -> list[ClosedLoop]:
     """Return the loads with each length of window that they may get."""
-    times = (LONGER**often for often in range(MAX_DROPPED + 1))
+    times = (LONGER**often for often in range(decision.MAX_DROPPED + 1))
     return [replace(load, window_s=n * load.window_s) for n in times for load in loads]
 
 
@@ -203,7 +201,7 @@ class OneGate:
                 if session.platform != "simulated":  # warm-up launches read files from disk and fill caches
                     list(self.launch_in_turn([(side, WARM_UP) for side in self.cold()]))
                 there = self.there()
-                numbers = (number for number in range(1, self.most + MAX_DROPPED + 1) if number not in there)
+                numbers = (number for number in range(1, self.most + decision.MAX_DROPPED + 1) if number not in there)
                 launches = [(side, number) for number in numbers for side in order(number)]
                 started = time.monotonic()
                 with closing(self.launch_in_turn(launches)) as each:
@@ -240,7 +238,7 @@ class OneGate:
         there, dropped = len(gated.pairs), len(gated.dropped)
         if is_short(self.session):
             return there + dropped >= SHORT
-        if there >= self.most or dropped > MAX_DROPPED:
+        if there >= self.most or dropped > decision.MAX_DROPPED:
             return True
         looks = there > 0 and decision.next_look(there - 1, gated.terms) == there
         return looks and not self.session.options.calibrate and gated.settled
@@ -491,7 +489,7 @@ class SideBySide(OneGate):
     beside = True
 
     def __init__(self, session: Session, model: str) -> None:
-        """Continue with as many windows as the first launch had."""
+        """Continue with the number of windows that the first launch wanted."""
         super().__init__(session, model)
         for pair in self.gated.pairs[:1] if self.gated else ():  # which may have been interrupted
             windows = zip(*(launch.measurements for launch in pair.launches))
@@ -518,7 +516,7 @@ class SideBySide(OneGate):
         return baselines.judged_by_noise(gated, self.session.options.records)[0]
 
     def there(self) -> set[int]:
-        return {pair.number for pair in launches_that_count(self.found)[0]} if self.gated else set()
+        return {pair.number for pair in self.gated.pairs} if self.gated else set()
 
     @property
     def launch_s(self) -> float:
@@ -573,7 +571,7 @@ class SideBySide(OneGate):
                     why = f"windows of {short_name(self.model)} at {load.concurrency} scatter"
                     self.session.say(f"{why}, so each launch of both sides has {pairs} pairs of them")
             most = self.pairs_wanted.get(load, FIRST_PAIRS)
-            if len(counted_ones) >= most or window > THROWN_AWAY + most + MAX_DROPPED:
+            if len(counted_ones) >= most or window > THROWN_AWAY + most + decision.MAX_DROPPED:
                 return
             turn: tuple[Side, ...] = SIDES if window % 2 else SIDES[::-1]
             both = [self.window(number, load, window, side, side != turn[0]) for side in turn]

@@ -13,7 +13,6 @@ from refusals import refused
 from simulated_sessions import FEW_STEPS, MODEL, stored
 
 from pytest_slmserve.analysis.gate import decision
-from pytest_slmserve.analysis.gate.decision import MAX_DROPPED
 from pytest_slmserve.analysis.gate.launch_pairs import EXACT, GATED, SIDES, TOGETHER
 from pytest_slmserve.analysis.gate.side_by_side import FIRST_PAIRS, THROWN_AWAY
 from pytest_slmserve.analysis.verdict import State
@@ -157,7 +156,7 @@ def test_noisy_launches_get_equal_windows(opened, monkeypatch):
     session = opened(Device({(start, run) for start in range(99) for run in range(99)}))
     gated = Gates(session).of(MODEL)
     assert gated.pairs == () and gated.outcome is State.INCONCLUSIVE
-    assert len(session.devices.pool.starts) == 2 * (4 + MAX_DROPPED)
+    assert len(session.devices.pool.starts) == 2 * (4 + decision.MAX_DROPPED)
     laps = []
 
     class Clock:
@@ -179,7 +178,7 @@ LATER, ALWAYS = {(1, THROWN_AWAY + n) for n in (3, 5)}, {(start, run) for start 
 
 
 @pytest.mark.parametrize(("fails", "launches", "windows", "told"), [
-    (LATER, [1, 2], [LEAST + 2, LEAST], 2), (ALWAYS, [2, 4], [LEAST + MAX_DROPPED, LEAST] * 2, None),
+    (LATER, [1, 2], [LEAST + 2, LEAST], 2), (ALWAYS, [2, 4], [LEAST + decision.MAX_DROPPED, LEAST] * 2, None),
 ])  # fmt: skip
 def test_untrusted_windows_are_made_again(opened, fails, launches, windows, told):
     session = opened(Device(fails))
