@@ -161,10 +161,14 @@ class Archive(AbstractContextManager["Archive"]):
             moves: continue in a second file if writing fails.
 
         Raises:
-            BadUsage: if it cannot be written, or another run writes to it.
+            BadUsage: if it cannot be written, another run writes to it, or a package is missing.
             BadArchive: if it is something else, or of another format.
         """
         path = Path(path)
+        try:
+            import msgspec  # noqa: F401 - before an engine starts, not after its first measurement
+        except ImportError:
+            raise BadUsage("results files need the package msgspec", "pip install msgspec") from None
         try:
             make_folder(path.parent)
             file = open(path, "ab+", buffering=0, opener=regular)  # noqa: SIM115 - closed by `close`

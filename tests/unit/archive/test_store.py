@@ -11,6 +11,7 @@ import os
 import random
 import re
 import resource
+import sys
 import tempfile
 from base64 import b64decode, b64encode
 from dataclasses import replace
@@ -160,6 +161,13 @@ class Archives(RuleBasedStateMachine):
 
 TestArchives = Archives.TestCase
 TestArchives.settings = settings(stateful_step_count=20)
+
+
+def test_missing_package_is_told_before_measuring(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    with refused("msgspec", hint="pip install msgspec"):
+        Archive.open(tmp_path / "records.jsonl")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_results_file_lines_keep_order(tmp_path, three):
