@@ -4,19 +4,19 @@ import argparse
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pytest_slmserve.analysis.compare.changes import side_words
 from pytest_slmserve.analysis.gate.decision import suspects
-from pytest_slmserve.analysis.gate.launch_pairs import Gated
 from pytest_slmserve.analysis.verdict import State, all_of
 from pytest_slmserve.archive.codec import converted
 from pytest_slmserve.archive.store import read
 from pytest_slmserve.commands import cli, plan, report
 from pytest_slmserve.report.as_json import as_json
+from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.gate import FINAL, gate_facts, title
 from pytest_slmserve.report.text_table import between, figure, hanging
 from pytest_slmserve.schema.errors import UNUSABLE, BadUsage, read_json
@@ -72,16 +72,16 @@ def run_bisect(given: argparse.Namespace) -> int:
     told, outcomes, gates_found, wanted = dict[str, str](), dict[str, State](), list[dict[str, Any]](), given.bad
     while wanted is not None:
         cli.say(f"gating {wanted} against {given.good} ...", sys.stderr)
-        gates, note = gated(given, releases[given.good], releases[wanted])
-        outcomes[wanted] = State.INCONCLUSIVE if note else all_of(each.outcome for each in gates)
+        found, note = gated(given, releases[given.good], releases[wanted])
+        outcomes[wanted] = State.INCONCLUSIVE if note else all_of(each.outcome for each in found.gates)
         said = []  # the outcome of each model, and each endpoint that fails with its ratio and interval
-        for each in gates:
+        for each in found.gates:
             failing = [(one.name, one.ratio) for one in each.gated if one.outcome is State.FAILS and one.ratio]
             ratios = (f"{name} {figure(ratio.value, 4)} of the good one{between(ratio)}" for name, ratio in failing)
             said.append(", ".join([title(each), *ratios]))
         told[wanted] = f"{wanted}: {note or '; '.join(said)}"
         cli.say(hanging(told[wanted], 2), sys.stderr)
-        gates_found.append({"release": wanted, "note": note, "gates": map(gate_facts, gates)})
+        gates_found.append({"release": wanted, "note": note, "gates": [gate_facts(e, found) for e in found.gates]})
         last = outcomes[given.bad]
         left, wanted = suspects([*releases], outcomes) if last is State.FAILS else ([], None)
     if left:
@@ -97,7 +97,7 @@ def run_bisect(given: argparse.Namespace) -> int:
     return cli.PASSES if len(left) == 1 or last is State.PASSES else cli.INCONCLUSIVE
 
 
-def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple[Sequence[Gated], str]:
+def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple[Findings, str]:
     """Run the gates of a release with pytest, and return one for each model, and the reason if there is no outcome.
 
     Raises:
@@ -109,14 +109,18 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
     records, log = place / "records.jsonl", place / "pytest.txt"
     words = ["--slm-gate", f"--slm-records={records}", *(["--slm-resume"] if records.exists() else []), *words]
     status, told, _ = plan.run_pytest(words, log, "Choose another folder with --folder.")
-    kept = report.gates_of([(records, read(records))])[0] if records.exists() else []
-    gates = [*{each.model: each for each in kept}.values()]  # the last one of each model
-    if gates and status not in NOTHING_SAID:
-        return gates, ""
+    found = Findings()
+    if records.exists():
+        contents = read(records)
+        last = {each.model: each for each in report.gates_of([(records, contents)])[0]}
+        commands = report.gate_commands(contents)
+        found = Findings(gates=[*last.values()], archives=[str(records)], gate_commands=commands)
+    if found.gates and status not in NOTHING_SAID:
+        return found, ""
     note = f"pytest ended with {status}: {told}"
     if candidate.release == given.bad:
         raise BadUsage(f"{candidate.release} cannot be gated: {note}", f"Read {log}.")
-    return gates, note
+    return found, note
 
 
 def releases_of(given: argparse.Namespace) -> list[Release]:

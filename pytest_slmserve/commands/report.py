@@ -99,7 +99,10 @@ def run_report(given: argparse.Namespace) -> int:
         notes=notes,
         archives=list(map(str, given.paths)),
         command=commands.pop() if len(commands) == 1 else "",
-        gate_commands={m.paired.gate: typed_command(run) for m, run in reversed(contents.measured) if m.paired},
+        gate_commands=gate_commands(contents),
+        gate_archives={
+            m.paired.gate: str(path) for path, each in reversed(archives) for m in each.measurements if m.paired
+        },
     )
     drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)
     points, terms = point_facts(found), loads.ValidityCriteria(found.slo)
@@ -122,6 +125,11 @@ def run_report(given: argparse.Namespace) -> int:
     for line in drawn:
         cli.say(line, sys.stderr if given.json or given.csv else None)
     return status
+
+
+def gate_commands(contents: Contents) -> dict[str, str]:
+    """Return the command of the run that measured each gate."""
+    return {m.paired.gate: typed_command(run) for m, run in reversed(contents.measured) if m.paired}
 
 
 def typed_command(run: store.RunHeader) -> str:

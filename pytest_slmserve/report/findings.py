@@ -49,6 +49,7 @@ class Findings:
     written: str = ""  # sentence on other files that were written
     command: str = ""  # repeats the run
     gate_commands: Mapping[str, str] = field(default_factory=dict)  # of the gates, if several runs have them
+    gate_archives: Mapping[str, str] = field(default_factory=dict)  # results files of the gates, if there are several
 
     @cached_property
     def labelled(self) -> list[tuple[Curve, str]]:

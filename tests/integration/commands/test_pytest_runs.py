@@ -64,6 +64,10 @@ def test_bisect_finds_first_slow_release(in_process, capsys):
         assert found["suspects"] == ["1.1"] and [gate["release"] for gate in found["gates"]] == ["1.2", "1.1"]
         rates = [e for g in found["gates"] for one in g["gates"] for e in one["gated"] if "tokens" in e["name"]]
         assert rates and all(each["ratio"]["value"] == pytest.approx(0.91, abs=0.03) for each in rates)
+        for records, told in zip(archives[::-1], found["gates"]):
+            five = told["gates"][0]["five"]
+            assert f"--slm-records={records}" in five["do_this"] and "slm_profile=traces" in five["do_this"]
+            assert five["where"] == f"slmserve report {records}"
     assert [path.read_bytes().count(b'"kind":"measurement"') for path in archives] == measured
     equal = json.loads(searched(capsys, [{}, {}, {}]).out)
     assert equal["suspects"] == [] and len(equal["gates"]) == len(equal["gates"][0]["gates"]) == 1

@@ -15,6 +15,7 @@ from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.commands import bisect
 from pytest_slmserve.commands.bisect import Release
 from pytest_slmserve.commands.plan import SHIPPED
+from pytest_slmserve.report.findings import Findings
 
 PASSES, FAILS, UNSURE = State.PASSES, State.FAILS, State.INCONCLUSIVE
 SIMULATED = ("--", "--slm-simulate", "--slm-models=opt-1.3b")
@@ -37,13 +38,15 @@ def write(tmp_path, monkeypatch):
 def search(write, monkeypatch, capsys):
     """Searches releases whose gates have these states; returns the exit status, the suspects and the releases gated."""
     monkeypatch.setattr(bisect, "title", lambda each: "opt-1.3b: gate")
-    monkeypatch.setattr(bisect, "gate_facts", lambda each: {"outcome": each.outcome.value})
+    monkeypatch.setattr(bisect, "gate_facts", lambda each, found: {"outcome": each.outcome.value})
 
     def found(states, *words):
         def gated(given, good, candidate):
             assert good.release == "1.0"
             state = states[int(candidate.release.partition(".")[2]) - 1]
-            return ([], "it does not start") if state is None else ([SimpleNamespace(outcome=state, gated=[])], "")
+            if state is None:
+                return Findings(), "it does not start"
+            return Findings(gates=[SimpleNamespace(outcome=state, gated=[])]), ""
 
         monkeypatch.setattr(bisect, "gated", gated)
         seen = said(capsys, *write(*[{}] * (len(states) + 1)), "--json", *words)
@@ -76,7 +79,8 @@ def test_answer_names_suspect_releases(search, write, monkeypatch, capsys):
         SimpleNamespace(name=name, outcome=state, ratio=ratio and Interval(ratio, ratio - 0.02, ratio + 0.02))
         for name, (state, ratio) in ratios.items()
     ]
-    monkeypatch.setattr(bisect, "gated", lambda *_: ([SimpleNamespace(outcome=FAILS, gated=gated)], ""))
+    found = Findings(gates=[SimpleNamespace(outcome=FAILS, gated=gated)])
+    monkeypatch.setattr(bisect, "gated", lambda *_: (found, ""))
     seen = said(capsys, *write({}, {}))
     assert seen.status == 0 and "1.1: opt-1.3b: gate, throughput 0.9" in seen.words and "0.88" in seen.words
     assert "latency" not in seen.words and "energy" not in seen.words and "gating 1.1 against 1.0" in seen.err
@@ -205,7 +209,7 @@ def test_release_counts_by_its_gates(status, write, pytest_run, monkeypatch):
     abandoned, last = SimpleNamespace(model="m", number=1), SimpleNamespace(model="m", number=2)
     monkeypatch.setattr(bisect.report, "gates_of", lambda archives: ([abandoned, last], []))
     given = SimpleNamespace(folder=Path(".slm/bisect"), releases=Path("releases.json"), pytest=[], bad="1.2")
-    assert bisect.gated(given, Release("1.0"), Release("1.1"))[0] == [], "pytest wrote no results file"
+    assert not bisect.gated(given, Release("1.0"), Release("1.1"))[0].gates, "pytest wrote no results file"
     records_of(pytest_run.commands[0]).touch()
-    gates, note = bisect.gated(given, Release("1.0"), Release("1.1"))
-    assert (gates, bool(note)) == ([last], status in (3, 4, 5))
+    found, note = bisect.gated(given, Release("1.0"), Release("1.1"))
+    assert (found.gates, bool(note)) == ([last], status in (3, 4, 5))
