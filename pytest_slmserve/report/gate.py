@@ -396,6 +396,8 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     answers = answering(gates)
     gated = worst_of(answers)
     outcome, releases = gated.outcome, compared_releases(gated)
+    if (own := found.gate_archives.get(gated.gate)) and (len(gates) == 1 or outcome is not State.PASSES):
+        found = replace(found, archives=[own])
     before = ", after the inconclusive ones" if len(answers) < len(gates) else ""
     all_pass = f"; {len(answers)} of {len(gates)} gates pass{before}"
     several = "" if len(gates) < 2 else all_pass if outcome is State.PASSES else f"; the worst of {len(gates)} gates"
@@ -417,7 +419,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         limits = f"{'fails' if fails else 'passes'} {'above' if above != fails else 'below'} {limit:.3f}"
         answer += f" ({f'95%: {sure}; ' if sure != ABSENT else ''}{limits})"
     elif exact and outcome is not State.INCONCLUSIVE:
-        answer, why = f"{gated.model}: {why}", "it is worse in memory, in the pair of launches closest to the limit"
+        answer, why = f"{gated.model}: {why}", "it is worse in memory, in its worst launch"
         if OUTPUTS in exact:
             why = "the candidate gives the tokens of the baseline another probability"
 
@@ -429,7 +431,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
     more = [f"not judged: {' and '.join(left)}"] if left else []
     why = "; ".join(filter(None, (why, *more, cores_text(gated), next_step(gated)[0])))
     answer = f"{outcome.value.upper()}: {answer}{several}"
-    told = answer, why, command_after(gated, found), trust(gated), found.where
+    told = answer, why, command_after(gated, found), trust(gated, compared), found.where
     return until_now(FiveLines(*told, LOOKS[outcome], unit_of(gated)), found)
 
 
@@ -488,8 +490,8 @@ def command_after(gated: Gated, found: Findings) -> str:
     return with_options(command, options)
 
 
-def trust(gated: Gated) -> str:
-    """Return the launches, scatter, hosts, disturbed windows and calibration of a gate."""
+def trust(gated: Gated, compared: Sequence[Comparison]) -> str:
+    """Return the launches, scatter of the first of these endpoints, hosts, disturbed windows and calibration."""
     seen = [m for side in SIDES for m in gated.measurements(side)]
     if not gated.pairs:
         return "no pair of launches counts"
@@ -498,7 +500,7 @@ def trust(gated: Gated) -> str:
     if gated.terms.together:
         windows = counted(sum(gated.windows), "pair")
         made = f"{counted(len(gated.pairs), 'launch')} of both sides at once, with {windows} of windows"
-    spread = next((each.sd for each in gated.gated if each.sd is not None), None)
+    spread = next((each.sd for each in (*compared, *gated.gated) if each.sd is not None), None)
     made += "" if spread is None else f" that scatter by {percent(spread)}"
     hosts = counted(len({m.environment.host for m in seen}), "host")
     disturbed = f"the host disturbed {sum(bool(check(m).noise) for m in seen)} of {counted(len(seen), 'window')}"
@@ -587,7 +589,7 @@ def together_text(gated: Gated) -> str:
     window = gated.pairs[0].baseline.at_each_load[-1]
     allowed = " or ".join(dict.fromkeys(f"{percent(each.sd)} ({each.source})" for each in gated.allowances.values()))
     loads = counted(window.load.requests or 0, "request")
-    pairs = " and ".join(map(str, dict.fromkeys(gated.windows)))
+    pairs = " to ".join(map(str, sorted({min(gated.windows), max(gated.windows)})))
     count = counted(len(gated.pairs), "launch")
     return (
         f"both live on one GPU, with half of its memory each; {count} of both with {pairs} pairs of windows at each "
@@ -601,15 +603,16 @@ def told_of(gated: Gated) -> list[str]:
     told = [f"{name} is not judged: {gated.refused[name]}" for name in left]
     found = diagnosis.layers(gated.compared) if gated.outcome is State.FAILS else []
     stages = stages_by_caches(gated) if found else {}
-    worse = []
+    worse = dict[str, list[str]]()
     for layer, each in found:
         if each.ratio and (change := each.ratio.value - 1):
             text = f"{each.name} {percent(abs(change))} {'lower' if change < 0 else 'higher'}"
             how = next((how for how in stages if layer == "start" and (how in each.name or len(stages) == 1)), None)
             if how and (most := diagnosis.explaining(stages[how])):
                 text += f": {most[0].name} {most[0].absolute:+.1f} s"
-            worse.append(f"{layer} ({text})")
-    slower = f"slower in: {', '.join(worse)}" if worse else ""
+            worse.setdefault(layer, []).append(text)
+    layers = ", ".join(f"{layer} ({'; '.join(texts)})" for layer, texts in worse.items())
+    slower = f"slower in: {layers}" if worse else ""
     return [*filter(None, (slower, *told, cores_text(gated)))]
 
 

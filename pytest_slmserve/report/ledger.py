@@ -125,13 +125,14 @@ def ledger_rows(gated: Gated) -> Iterator[LedgerRow]:
             name = name.replace(words, at)
         if len(each) == 1 and not name.startswith("s to start"):
             name += ends[", large load"]
-        said = ["not judged: the host decides" if not one.gated else WORDS[one.outcome]]
+        reason = refused.partition(" (")[0]  # without the limit
+        said = [WORDS[one.outcome] if one.gated else f"not judged: {reason}"]
         if one.outcome is State.FAILS and slower:  # the share of time with a kernel names the host, and has no row
             said.append(f"slower in: {slower.get(one.name, ' and '.join(slower.values()))}")
         elif one.outcome is State.INCONCLUSIVE and not refused:
             said[0] += f" ({one.why.rpartition(THIS_GATE)[2]})"
         elif one.outcome is State.INCONCLUSIVE and one.gated:
-            said[0] += " (seems worse, but the host decides)" if one.seems_worse else " (the host decides)"
+            said[0] += f" ({'seems worse, but ' * one.seems_worse}{reason})"
         if cores and model:
             said.append(f"with {cores}")
         yield LedgerRow(model, host, renamed(name, each[0].workload.unit), one, ", ".join(said))

@@ -64,14 +64,23 @@ times and energy (J), a ratio above 1 is worse.
 
 A gate passes if it shows that the candidate is less than the margin worse. It fails if it shows that the candidate is
 worse, with an error rate of 1%, and the estimate exceeds half of the margin. So 2% may fail with a margin of 3%. The
-test allows for looking at several numbers of launches, so it is more careful than the interval suggests. *Can detect*
-is the smallest slowdown that the gate would find nine times in ten, not one that it found.
+verdict comes from this test, not from the interval. A gate may be inconclusive although the interval excludes 1,
+because the test allows for looking at several numbers of launches. It may pass although the interval just crosses the
+margin, because 5% of the candidates that are worse by the margin may pass. *Can detect* is the smallest slowdown that
+the gate would find nine times in ten, not one that it found.
 
 A gate whose sides share the GPU judges tokens per busy second, which show whether the kernels became slower. It does
-not judge the start. If a kernel runs for less than 70% of the time, or the windows scatter too much, the host decides
-how fast the engine is. The gate then does not judge output tokens/s and the time of a request (E2E), but it is
+not judge the start. If a kernel runs for less than 70% of the time, or the windows scatter by more than 10%, the host
+decides how fast the engine is. The gate then does not judge output tokens/s and the time of a request (E2E), but it is
 inconclusive if one of them seems worse. *Own cores* are the cores of the host that a run keeps busy. The verdict names
 them if a release needs clearly more or fewer, because idle cores can hide such a change.
+
+*Other recorded settings* are all that the engine reported and that differs between the sides, for example the attention
+backend, the sizes of CUDA graphs, the limits of the scheduler, the KV blocks, or the version of torch.
+[Section 6 of the results](results.md#6-are-newer-releases-slower-and-does-a-gate-find-it) says which causes are known.
+
+The last patch release of each minor release is gated. vLLM 0.27 and later need a newer torch than the GPU hosts of this
+project have, so they are gated on the CPU backend alone, and no gate compares 0.26.0 with 0.27.1.
 
 ## Compare your own releases
 

@@ -316,7 +316,9 @@ def compare_sides(
         why = f"{n} {unit[n != 1]}, {criteria.looks(criteria.pairs)[0]} are wanted at least"
     else:
         why = f"not shown to be worse, and not shown to be within {share}"
-        why += "" if detectable is None else f"{THIS_GATE}can detect a slowdown of {percent(detectable)}"
+        if detectable is not None:
+            least = f"of {percent(detectable)}" if detectable < 1 else f"by a factor of {1 + detectable:.2g}"
+            why += f"{THIS_GATE}can detect a slowdown {least}"
     return Comparison(
         name=series.name,
         better=series.better,

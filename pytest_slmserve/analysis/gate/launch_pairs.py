@@ -388,10 +388,10 @@ def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], ma
 
 
 def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) -> Iterator[Verdict]:
-    """Yield the verdicts on KV blocks and device memory, as ratios to the baseline in the pair closest to its limit.
+    """Yield the verdicts on KV blocks and device memory, as ratios of the worst launches of both sides.
 
-    A missing value is inconclusive. If all are missing, there is no verdict on the memory, because not every device has
-    sensors.
+    The limit is a margin plus the difference between launches of the baseline. A missing value is inconclusive. If all
+    are missing, there is no verdict on the memory, because not every device has sensors.
     """
 
     def value(launch: Launch) -> Any:
@@ -413,15 +413,19 @@ def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) ->
                 missing = f"not every launch told its {label}: what is missing never passes"
                 yield Verdict.inconclusive(name, model, missing)
             continue
-        bounds = [
-            (1 - BLOCKS_MARGIN) * had if blocks else had + max(MEMORY_MARGIN * had, MEMORY_GRAIN) for had, _ in seen
-        ]
-        worst = min if blocks else max
-        (before, after), bound = worst(zip(seen, bounds), key=lambda row: row[0][1] / row[1])
-        had, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
-        why = f"{used} in use where the baseline has {had} (margin: up to {most})"
+        had, has = zip(*seen)
+        apart = max(had) - min(had)
         if blocks:
-            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {100 * BLOCKS_MARGIN:g}% fewer)"
+            before, after = min(had), min(has)
+            bound = (1 - BLOCKS_MARGIN) * before - apart
+            more = f", and the {apart:,.0f} by which its launches differ" if apart else ""
+            margin = f"{100 * BLOCKS_MARGIN:g}% fewer{more}"
+            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {margin})"
+        else:
+            before, after = max(had), max(has)
+            bound = before + max(MEMORY_MARGIN * before, MEMORY_GRAIN) + apart
+            was, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
+            why = f"{used} in use where the baseline has {was} (margin: up to {most})"
         state = State.PASSES if (after >= bound if blocks else after <= bound) else State.FAILS
         yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(seen))
 

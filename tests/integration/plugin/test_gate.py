@@ -151,7 +151,7 @@ SLEEPS = "--slm-engine-arg=enable_sleep_mode=true"
 START_SCENARIOS = {
     "equal": ("", 0, {}, "a warm start of the baseline, s (and the change): import 9.0 (+0.0), *"),
     "slower": ("--slm-simulate-slowdown=50%", 1, {"start": "50% higher", "start-cold": "20% higher"},
-               "slower in: start (s to start, warm caches 50% higher: compile +10.0 s), *"),
+               "slower in: start (s to start, warm caches 50% higher: compile +10.0 s; s to start, cold *"),
     "one-state": ("-o slm_gate_caches=warm", 0, {}, "*one start at a time, with warm compile caches*"),
     "noise": ("--slm-engine-arg=scatter=0.08", 10, {"start": "Inconclusive"}, "*INCONCLUSIVE after 5 pairs*"),
     "slower-wake": (f"{SLEEPS} --slm-side=candidate:arg=wake_s=0.6", 1, {"wake": "50% higher"}, "slower in: wake*"),

@@ -4,12 +4,13 @@ the one that was planted, and what cannot be known is named with the side that l
 from dataclasses import replace
 from types import SimpleNamespace
 
-from launches import pair_of_launches, pairs
+from launches import launch_of_both, pair_of_launches, pairs
 from planted import gated
 from sections import difference, in_words, sentences_of, tables_of
 from strategies import H200, RESOLVED, measurement
 from traces import traced
 
+from pytest_slmserve.analysis.estimates import percent
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.diagnosis import Difference
 from pytest_slmserve.analysis.gate.launch_pairs import OUTPUTS, Answers, Differs, judge_gate
@@ -69,6 +70,30 @@ def of_releases(measured, *releases):
     sides = dict(zip(("baseline", "candidate"), releases))
     found = [(m, replace(m.environment, vllm=sides[m.paired.side])) for m in measured]
     return [replace(m, environment=environment) for m, environment in found]
+
+
+def test_trust_is_of_endpoint_in_answer():
+    """The host decides output tokens/s, which come after what the GPU decides, without noise."""
+    found = gated([m for n in (1, 2) for m in launch_of_both(n, seconds=1.2, share=0.5, noise=0.04)])
+    busy, worse = found.gated[0], next(each for each in found.gated if each.outcome is State.INCONCLUSIVE)
+    five = gate.five_lines([found], findings.Findings())
+    assert busy.outcome is State.PASSES and busy.sd < 0.001 < 0.03 < worse.sd
+    assert worse.name == "output tokens/s, large load" and "output tokens/s at the large load" in five.answer
+    assert f"scatter by {percent(worse.sd)}" in five.trust
+
+
+def test_failing_gate_names_each_layer_once():
+    found = gated([m for n in (1, 2) for m in launch_of_both(n, seconds=1.1, kernels=1.1)])
+    (slower,) = [text for text in gate.told_of(found) if text.startswith("slower in: ")]
+    assert slower.count("kernels (") == 1 and "large load 9.1% lower; " in slower and "small load" in slower
+
+
+def test_gate_says_how_many_windows_its_launches_have():
+    counts = {
+        n: [m for k, made in enumerate(n, 1) for m in launch_of_both(k, windows=made)] for n in ((10, 10), (10, 14))
+    }
+    told = [gate.together_text(gated(each)) for each in counts.values()]
+    assert "8 pairs of windows" in told[0] and "8 to 12 pairs of windows" in told[1]
 
 
 def test_gates_keep_units_in_mixed_report():

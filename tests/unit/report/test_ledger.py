@@ -56,9 +56,16 @@ def test_ledger_verdict_names_slower_layer():
     first, second, third = ledger_sections([slow, hosted, noisy])
     assert third.title == "vLLM 0.26.0 -> 0.27.0: inconclusive with opt-1.3b"
     assert rows(first)["tokens per busy second at 64"][1:] == ("0.9091", "fail, slower in: kernels")
-    assert rows(second)["output tokens/s at 64"][2] == "not judged: the host decides"
+    assert rows(second)["output tokens/s at 64"][2] == "not judged: a kernel runs for 50% of the time"
     assert rows(second)["tokens per busy second at 8"][2] == "pass"
     assert re.fullmatch(r"inconclusive \(can detect a slowdown of \d+(\.\d)?%\)", rows(third)["mean E2E at 8"][2])
+
+
+def test_ledger_says_why_what_seems_worse_is_open():
+    hosted = between("0.24.0", "0.25.1", at_once(seconds=1.2, share=0.5))
+    first, _ = ledger_sections([hosted, between("0.25.1", "0.26.0", pairs(4))])
+    seen = rows(first)["output tokens/s at 64"]
+    assert seen[1:] == ("0.8333", "inconclusive (seems worse, but a kernel runs for 50% of the time)")
 
 
 def test_ledger_names_other_differing_settings():
@@ -138,6 +145,15 @@ def test_newest_release_of_passing_gates_is_advised():
     assert five_lines([*gates, slow], Findings(gate_commands=commands)).do_this == (
         "slmserve bisect --good 0.26.0 --bad 0.28.0 -- --slm-gpu -o slm_response_format=json"
     )
+
+
+def test_evidence_is_in_file_of_worst_gate():
+    """If all pass, it is in all files."""
+    passes, slow = between("0.24.0", "0.25.1", pairs(4)), between("0.25.1", "0.26.0", pairs(4, speed=0.9))
+    found = Findings(archives=["a.jsonl", "b.jsonl"], gate_archives={"p": "a.jsonl", "s": "b.jsonl"})
+    passes, slow = replace(passes, gate="p"), replace(slow, gate="s")
+    told = [five_lines(gates, found).where for gates in ([passes, slow], [passes], [passes, replace(passes, gate="s")])]
+    assert told == [f"slmserve report {names}" for names in ("b.jsonl", "a.jsonl", "a.jsonl b.jsonl")]
 
 
 def test_failure_without_pairs_is_told():

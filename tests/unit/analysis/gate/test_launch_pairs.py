@@ -199,7 +199,7 @@ def test_missing_sensor_gives_no_verdict():
 
 
 def test_fewer_kv_blocks_fail_gate():
-    """The worst pair decides."""
+    """The worst launch decides."""
     for blocks, wanted in ((1365, PASS), (2000, PASS), (1352, PASS), (1351, FAIL)):
         gated = judged([*pairs(3), *pair_of_launches(4, kv_blocks=blocks)])
         verdict = gated.verdict(BLOCKS)
@@ -213,6 +213,21 @@ def test_fewer_kv_blocks_fail_gate():
         found = judged(made).verdict(MEMORY)
         assert found.state is wanted and found.n == 4 and found.value == pytest.approx(1 + more / before)
         assert found.threshold == pytest.approx(max(1.01, 1 + 256 * MIB / before))
+
+
+BLOCKS_HAD, GIB_HAD = (445, 425, 448, 440), (57, 58, 57.5, 57)  # their launches differ by 23 blocks, and by 1 GiB
+
+
+@pytest.mark.parametrize(("name", "had", "has", "wanted"), [
+    (BLOCKS, BLOCKS_HAD, (434, 460, 457, 470), PASS), (BLOCKS, BLOCKS_HAD, (470, 398, 457, 470), PASS),
+    (BLOCKS, BLOCKS_HAD, (470, 397, 457, 470), FAIL),
+    (MEMORY, GIB_HAD, (57, 57, 59.5, 57), PASS), (MEMORY, GIB_HAD, (57, 57, 59.6, 57), FAIL),
+])  # fmt: skip
+def test_memory_may_differ_as_launches_of_baseline_do(name, had, has, wanted):
+    used = [(n, dict(zip(SIDES, sizes))) for n, sizes in enumerate(zip(had, has), 1)]
+    costs = {BLOCKS: lambda size: 1365 / size, MEMORY: lambda size: size * GIB / MEMORY_USED}
+    made = [m for n, sizes in used for side in SIDES for m in started(side, n, **{name: costs[name](sizes[side])})]
+    assert judged(made).verdict(name).state is wanted
 
 
 def scored(changes=(0.0,), between=0.0, load_format="auto"):

@@ -14,6 +14,7 @@ from pytest_slmserve.analysis.gate.launch_pairs import SIDES, STARTS
 from pytest_slmserve.analysis.gate.starts import FIRST, is_of_start, judge_starts
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report import gate
+from pytest_slmserve.report.findings import Findings
 
 TERMS = GateCriteria().of_starts
 SECONDS = {
@@ -60,7 +61,9 @@ def test_start_gate_judges_both_caches():
     slower = judge_starts(starts(5, compile=8.0), TERMS)
     assert [each.outcome for each in slower.gated] == [State.FAILS, State.FAILS]
     [told] = gate.told_of(slower)
-    assert told.startswith("slower in: start (s to start, warm caches 40% higher: compile +8.0 s), start (")
+    assert told.startswith("slower in: start (s to start, warm caches 40% higher: compile +8.0 s; s to start, cold")
+    ran = Findings(command="pytest --slm-gpu --slm-gate --slm-gate-launches=start", archives=["r.jsonl"])
+    assert gate.five_lines([slower], ran).do_this == "slmserve report r.jsonl", "a trace does not show the start"
     [warm, *_] = [t for t in tables_of(gate.stage_parts(slower)) if "warm" in t.caption]
     rows = {name: texts for name, *texts in warm.cells.rows}
     assert rows["compile"] == ["4.00", "12.00", "+8.00", "+40.0"]
