@@ -114,7 +114,7 @@ def gated(given: argparse.Namespace, good: Release, candidate: Release) -> tuple
         contents = read(records)
         last = {each.model: each for each in report.gates_of([(records, contents)])[0]}
         commands = report.gate_commands(contents)
-        found = Findings(gates=[*last.values()], archives=[str(records)], gate_commands=commands)
+        found = Findings(gates=[*last.values()], archives=[str(records)], gate_commands=commands, bisects=True)
     if found.gates and status not in NOTHING_SAID:
         return found, ""
     note = f"pytest ended with {status}: {told}"

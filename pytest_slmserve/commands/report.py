@@ -101,7 +101,10 @@ def run_report(given: argparse.Namespace) -> int:
         command=commands.pop() if len(commands) == 1 else "",
         gate_commands=gate_commands(contents),
         gate_archives={
-            m.paired.gate: str(path) for path, each in reversed(archives) for m in each.measurements if m.paired
+            m.paired.gate: str(path if path in given.paths else path.parent)  # an HTML report has several
+            for path, each in reversed(archives)
+            for m in each.measurements
+            if m.paired
         },
     )
     drawn = [] if given.figures is None else draw_pictures(found, given.figures, given.format)

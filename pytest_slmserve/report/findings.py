@@ -49,6 +49,7 @@ class Findings:
     written: str = ""  # sentence on other files that were written
     command: str = ""  # repeats the run
     gate_commands: Mapping[str, str] = field(default_factory=dict)  # of the gates, if several runs have them
+    bisects: bool = False  # whether the gates are of a bisection, which says itself what comes next
     gate_archives: Mapping[str, str] = field(default_factory=dict)  # results files of the gates, if there are several
 
     @cached_property

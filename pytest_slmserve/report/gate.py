@@ -419,7 +419,7 @@ def five_lines(gates: Sequence[Gated], found: Findings) -> FiveLines:
         limits = f"{'fails' if fails else 'passes'} {'above' if above != fails else 'below'} {limit:.3f}"
         answer += f" ({f'95%: {sure}; ' if sure != ABSENT else ''}{limits})"
     elif exact and outcome is not State.INCONCLUSIVE:
-        answer, why = f"{gated.model}: {why}", "it is worse in memory, in its worst launch"
+        answer, why = f"{gated.model}: {why}", "it is worse in memory"
         if OUTPUTS in exact:
             why = "the candidate gives the tokens of the baseline another probability"
 
@@ -464,7 +464,7 @@ def command_after(gated: Gated, found: Findings) -> str:
     """
     releases, (_, options) = compared_releases(gated), next_step(gated)
     command = found.gate_commands.get(gated.gate) or found.command
-    final = bool(releases) and all(map(FINAL.fullmatch, releases))
+    final = bool(releases) and all(map(FINAL.fullmatch, releases)) and not found.bisects
     if gated.outcome is State.PASSES:
         return f"pip install vllm=={releases[1]}" if final else "nothing: the candidate may replace the baseline"
     if gated.outcome is State.INCONCLUSIVE and not options:
@@ -500,7 +500,7 @@ def trust(gated: Gated, compared: Sequence[Comparison]) -> str:
     if gated.terms.together:
         windows = counted(sum(gated.windows), "pair")
         made = f"{counted(len(gated.pairs), 'launch')} of both sides at once, with {windows} of windows"
-    spread = next((each.sd for each in (*compared, *gated.gated) if each.sd is not None), None)
+    spread = next((each.sd for each in compared if each.sd is not None), None)
     made += "" if spread is None else f" that scatter by {percent(spread)}"
     hosts = counted(len({m.environment.host for m in seen}), "host")
     disturbed = f"the host disturbed {sum(bool(check(m).noise) for m in seen)} of {counted(len(seen), 'window')}"
@@ -541,11 +541,12 @@ def next_step(gated: Gated) -> tuple[str, str]:
         return ("the same gate can go on", goes_on) if len(gated.dropped) <= MAX_DROPPED else ("", "")
     if together and (gated.settled or there >= most):
         return "a gate that launches its sides one after the other may decide", "--slm-gate-launches=apart"
-    unknown = any(each.state is State.INCONCLUSIVE for each in gated.exact)
+    unknown = any(each.state is State.INCONCLUSIVE and each.value is None for each in gated.exact)
     if unknown or any(each.n < there for each in gated.gated):
         return "repair what is missing (slmserve doctor), and gate again", ""
     starts = gated.terms.launches == "start"
-    waits = not all(each.decided_at for each in gated.gated)  # else this runner is too noisy for more pairs to help
+    # Else this runner is too noisy for more pairs to help.
+    waits = gated.unsure_of_memory or not all(each.decided_at for each in gated.gated)
     if not together and len(gated.dropped) > MAX_DROPPED:
         return "repair what makes pairs invalid (slmserve doctor), and gate again", ""
     if not waits or there >= most:
@@ -566,8 +567,8 @@ def next_step(gated: Gated) -> tuple[str, str]:
     more = counted(look - there, "more launch" if together else "more pair")
     loads = ",".join(f"{m.load.max_concurrency}" for m in gated.pairs[0].baseline.at_each_load)
     what = "" if together or starts else f" --slm-concurrency={loads}"
-    seems = all(each.name in gated.refused for each in gated.gated if each.outcome is State.INCONCLUSIVE)
-    does = "may show that it only seems so" if seems else "can decide"
+    unsure = [each.name for each in gated.gated if each.outcome is State.INCONCLUSIVE]
+    does = "may show that it only seems so" if unsure and gated.refused.keys() >= {*unsure} else "can decide"
     return f"{more}{takes} {does}{everything}", f"{goes_on}{what}"
 
 

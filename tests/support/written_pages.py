@@ -70,10 +70,11 @@ margin, because 5% of the candidates that are worse by the margin may pass. *Can
 the gate would find nine times in ten, not one that it found.
 
 A gate whose sides share the GPU judges tokens per busy second, which show whether the kernels became slower. It does
-not judge the start. If a kernel runs for less than 70% of the time, or the windows scatter by more than 10%, the host
-decides how fast the engine is. The gate then does not judge output tokens/s and the time of a request (E2E), but it is
-inconclusive if one of them seems worse. *Own cores* are the cores of the host that a run keeps busy. The verdict names
-them if a release needs clearly more or fewer, because idle cores can hide such a change.
+not judge the start. If a kernel runs for less than 70% of the time, or the windows of the first launch scatter by more
+than 10% (13% for the first 8 pairs), the host decides how fast the engine is. The gate then does not judge output
+tokens/s and the time of a request (E2E), but it is inconclusive if one of them seems worse. *Own cores* are the cores
+of the host that a run keeps busy. The verdict names them if a release needs clearly more or fewer, because idle cores
+can hide such a change.
 
 *Other recorded settings* are all that the engine reported and that differs between the sides, for example the attention
 backend, the sizes of CUDA graphs, the limits of the scheduler, the KV blocks, or the version of torch.

@@ -317,7 +317,9 @@ def compare_sides(
     else:
         why = f"not shown to be worse, and not shown to be within {share}"
         if detectable is not None:
-            least = f"of {percent(detectable)}" if detectable < 1 else f"by a factor of {1 + detectable:.2g}"
+            least = f"of {percent(detectable)}"
+            if detectable >= 1:
+                least = f"by a factor of {1 + detectable:.1f}" if detectable < 99 else "by a factor of more than 100"
             why += f"{THIS_GATE}can detect a slowdown {least}"
     return Comparison(
         name=series.name,

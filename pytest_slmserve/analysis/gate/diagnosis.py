@@ -171,7 +171,7 @@ def layers(compared: Iterable[Comparison]) -> list[tuple[str, Comparison]]:
 
 
 def worse_layers(gated: Gated) -> list[str]:
-    """Return the layers in which a failing candidate is worse: also memory, and outputs, which are compared exactly."""
+    """Return the layers in which a failing candidate is worse: also memory and outputs."""
     if gated.outcome is not State.FAILS:
         return []
     exact = ("memory" if each.claim in EXACT else each.claim for each in gated.exact if each.state is State.FAILS)

@@ -11,7 +11,7 @@ from operator import attrgetter
 from statistics import fmean, median
 from typing import Any, get_args
 
-from pytest_slmserve.analysis.estimates import ends, grouped, possible, student_interval
+from pytest_slmserve.analysis.estimates import Interval, ends, grouped, possible, student_interval
 from pytest_slmserve.analysis.gate.decision import Better, Comparison, GateCriteria, PairSeries, compare_sides, gate
 from pytest_slmserve.analysis.gate.side_by_side import Allowance
 from pytest_slmserve.analysis.metrics.gpu_figures import most_memory_used
@@ -25,7 +25,7 @@ from pytest_slmserve.schema.specs import GIB
 
 SIDES: tuple[Side, Side] = get_args(Side)
 START_MARGIN = 0.15  # a start consists of imports and compilation, and serves no request
-BLOCKS_MARGIN = 0.01  # of KV blocks: engines of one release differ by one or two in thousands
+BLOCKS_MARGIN = 0.01  # of KV blocks: on a GPU, engines of one release differ by one or two in thousands at most
 MEMORY_MARGIN = 0.01  # of the device's memory in use, but at least MEMORY_GRAIN, because
 MEMORY_GRAIN = 256 << 20  # torch's allocator takes segments of 20 MiB or more, and each captured graph a pool
 OUTPUTS_MARGIN = 0.05  # nats per token: bfloat16 for float32 changes 0.013, and a wrong engine more (docs/results.md)
@@ -181,7 +181,7 @@ SHOWN = (
     Endpoint("mean TTFT, small load", "lower", "ttft_s", SMALL),
 )
 BLOCKS, MEMORY = "kv-blocks", "memory"
-EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of quantities without noise
+EXACT = {BLOCKS: "KV blocks", MEMORY: "device memory"}  # labels of quantities that rarely differ between launches
 OUTPUTS = "outputs"  # only with real weights, because outputs of dummy weights mean nothing
 ENDPOINTS = (*GATED, *EXACT, OUTPUTS)
 EVERY_ENDPOINT = tuple(dict.fromkeys((*TOGETHER, *ENDPOINTS, *STARTS)))
@@ -263,7 +263,15 @@ class Gated:
             and not each.decided_at
             and (each.name not in self.refused or (more and each.seems_worse))
         ]
-        return bool(self.gated) and (not waiting or self.outcome is State.FAILS)
+        unsure = self.unsure_of_memory and len(self.pairs) < self.terms.pairs
+        return bool(self.gated) and (not (waiting or unsure) or self.outcome is State.FAILS)
+
+    @property
+    def unsure_of_memory(self) -> bool:
+        """Whether launches differ too much for a verdict on KV blocks or device memory, which more pairs may give."""
+        return any(
+            each.claim in EXACT and each.state is State.INCONCLUSIVE and each.value is not None for each in self.exact
+        )
 
     @property
     def slow_load(self) -> int | None:
@@ -360,7 +368,10 @@ def judge_gate(measurements: Sequence[Measurement], criteria: GateCriteria) -> G
         dropped=dropped,
         gated=gate(series, criteria) if series else (),
         shown=tuple(compare_sides(each, criteria) for each in shown),
-        exact=(*exact_verdicts(model, pairs, nothing_counts(dropped, lost)), *outputs_kept(first, everything)),
+        exact=(
+            *exact_verdicts(model, pairs, criteria, nothing_counts(dropped, lost)),
+            *outputs_kept(first, everything),
+        ),
         caches=first.paired.caches if first.paired else "warm",
         lost=lost,
         firsts=firsts_of(measurements),
@@ -387,47 +398,66 @@ def series_of(endpoints: Iterable[Endpoint], pairs: Sequence[PairOfLaunches], ma
     return found
 
 
-def exact_verdicts(model: str, pairs: Sequence[PairOfLaunches], nothing: str) -> Iterator[Verdict]:
-    """Yield the verdicts on KV blocks and device memory, as ratios of the worst launches of both sides.
+def exact_verdicts(
+    model: str, pairs: Sequence[PairOfLaunches], criteria: GateCriteria, nothing: str
+) -> Iterator[Verdict]:
+    """Yield the verdicts on KV blocks and device memory, each with the state of the compile caches that is worst.
 
-    The limit is a margin plus the difference between launches of the baseline. A missing value is inconclusive. If all
-    are missing, there is no verdict on the memory, because not every device has sensors.
+    A missing value is inconclusive. If all are missing, there is no verdict on the memory, because not every device has
+    sensors.
     """
-
-    def value(launch: Launch) -> Any:
-        found: list[Any]
-        if blocks:
-            found = [m.resolved.kv_blocks for m in launch.measurements]
-            return None if None in found else min(found)
-        used: list[Any] = [most_memory_used([m]) for m in launch.measurements]
-        return None if None in used else max(used)
-
+    states = dict.fromkeys(m.paired.caches for pair in pairs for m in pair.baseline.measurements if m.paired)
     for name, label in EXACT.items():
-        blocks = name == BLOCKS
         if not pairs:
             yield Verdict.inconclusive(name, model, nothing)
             continue
-        seen = [(value(pair.baseline), value(pair.candidate)) for pair in pairs]
-        if not all(before and after is not None for before, after in seen):
-            if blocks or any(value is not None for pair in seen for value in pair):
-                missing = f"not every launch told its {label}: what is missing never passes"
-                yield Verdict.inconclusive(name, model, missing)
-            continue
-        had, has = zip(*seen)
-        apart = max(had) - min(had)
-        if blocks:
-            before, after = min(had), min(has)
-            bound = (1 - BLOCKS_MARGIN) * before - apart
-            more = f", and the {apart:,.0f} by which its launches differ" if apart else ""
-            margin = f"{100 * BLOCKS_MARGIN:g}% fewer{more}"
-            why = f"{after:,.0f} blocks where the baseline has {before:,.0f} (margin: {margin})"
-        else:
-            before, after = max(had), max(has)
-            bound = before + max(MEMORY_MARGIN * before, MEMORY_GRAIN) + apart
-            was, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
-            why = f"{used} in use where the baseline has {was} (margin: up to {most})"
-        state = State.PASSES if (after >= bound if blocks else after <= bound) else State.FAILS
-        yield Verdict(name, model, state, why, after / before, threshold=bound / before, n=len(seen))
+        seen = [[(extreme(name, p.baseline, how), extreme(name, p.candidate, how)) for p in pairs] for how in states]
+        values = [value for each in seen for pair in each for value in pair]
+        if None not in values:
+            found = [memory_verdict(name, model, each, criteria) for each in seen]
+            place = [each.state for each in found].index(all_of(each.state for each in found))
+            differ = len({each.why for each in found}) > 1
+            of = f", with {[*states][place]} caches" if differ else ""
+            yield replace(found[place], why=f"{found[place].why}{of}")
+        elif name == BLOCKS or any(value is not None for value in values):
+            missing = f"not every launch told its {label}: what is missing never passes"
+            yield Verdict.inconclusive(name, model, missing)
+
+
+def extreme(name: str, launch: Launch, caches: Caches) -> Any:
+    """Return the fewest KV blocks, or the most device memory, of a launch; None if a measurement lacks it."""
+    own = [m for m in launch.measurements if m.paired and m.paired.caches == caches]
+    found: list[Any] = [m.resolved.kv_blocks if name == BLOCKS else most_memory_used([m]) for m in own]
+    return None if not found or None in found else min(found) if name == BLOCKS else max(found)
+
+
+def memory_verdict(name: str, model: str, seen: Sequence[tuple[Any, Any]], criteria: GateCriteria) -> Verdict:
+    """Return the verdict on the KV blocks, or the device memory, of pairs of launches.
+
+    If all launches of the baseline are equal, the worst launch of the candidate decides. Otherwise chance may explain a
+    difference, so the pairs are tested as those of an endpoint, which fails beyond half of its margin.
+    """
+    blocks, (had, has) = name == BLOCKS, zip(*seen)
+    scatters = len(set(had)) > 1
+    typical = fmean if scatters else min if blocks else max
+    before, after = typical(had), typical(has)
+    margin = BLOCKS_MARGIN if blocks else max(MEMORY_MARGIN, MEMORY_GRAIN / before)
+    bound = (1 - margin if blocks else 1 + margin) * before
+    state, ratio, means = State.PASSES, Interval(after / before), ""
+    if scatters:
+        (judged,) = gate([PairSeries(name, "higher" if blocks else "lower", tuple(seen), 2 * margin)], criteria)
+        state, ratio = judged.outcome, judged.ratio or ratio
+        means = f"means of {len(seen)} launches"
+        means += "" if ratio.low is None or ratio.high is None else f", 95%: {ratio.low:.3f} to {ratio.high:.3f} times"
+        means += ", which is not sure enough; " if state is State.INCONCLUSIVE else "; "
+    elif after < bound if blocks else after > bound:
+        state = State.FAILS
+    if blocks:
+        why = f"{after:,.0f} blocks where the baseline has {before:,.0f} ({means}margin: {100 * margin:g}% fewer)"
+    else:
+        was, used, most = (f"{value / GIB:.2f} GiB" for value in (before, after, bound))
+        why = f"{used} in use where the baseline has {was} ({means}margin: up to {most})"
+    return Verdict(name, model, state, why, ratio.value, ratio.low, ratio.high, bound / before, len(seen))
 
 
 def outputs_kept(first: Measurement, pairs: Sequence[PairOfLaunches]) -> Iterator[Verdict]:

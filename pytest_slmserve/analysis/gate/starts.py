@@ -64,7 +64,7 @@ def judge_starts(measurements: Sequence[Measurement], criteria: GateCriteria) ->
         dropped=tuple(dropped),
         gated=gate(judged, criteria) if judged else (),
         shown=tuple(compare_sides(each, criteria) for each in shown),
-        exact=tuple(each for each in exact_verdicts(model, pairs, nothing) if each.claim == BLOCKS),
+        exact=tuple(each for each in exact_verdicts(model, pairs, criteria, nothing) if each.claim == BLOCKS),
         caches=first.paired.caches if first.paired else "warm",
         firsts=firsts_of(measurements),
     )

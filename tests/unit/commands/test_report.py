@@ -23,6 +23,7 @@ from pytest_slmserve.archive.store import Archive, read
 from pytest_slmserve.commands import report
 from pytest_slmserve.report.findings import Findings
 from pytest_slmserve.report.screen import tables
+from pytest_slmserve.report.text_table import short_path
 from pytest_slmserve.schema.records import Replica
 from pytest_slmserve.schema.specs import OpenLoop
 
@@ -127,6 +128,18 @@ def test_gate_sets_exit_status(capsys):
     summary, shown = (said(capsys, "report", gate, f"--show={show}") for show in ("summary", "tables"))
     assert summary.status == shown.status == 10 and shown == said(capsys, "report", gate)
     assert len(summary.out.splitlines()) < len(shown.out.splitlines())
+
+
+@in_checkout
+def test_gate_names_its_own_results_file(capsys, tmp_path):
+    names = [BASELINES / f"h200-vllm-0.26.0-gate-{name}.jsonl.xz" for name in ("same", "at-once-layer")]
+    page = tmp_path / "p.html"
+    told = found(capsys, *names)["gates"]
+    assert [gate["five"]["where"] for gate in told] == [f"slmserve report {short_path(name)}" for name in names]
+    seen = said(capsys, "report", *names, f"--html={page}")
+    failing = f"where: slmserve report {short_path(names[1])}"
+    assert seen.status == 1 and failing in seen.words and short_path(names[0]) not in seen.words.partition(failing)[0]
+    assert {gate["five"]["where"] for gate in found(capsys, page)["gates"]} == {f"slmserve report {short_path(page)}"}
 
 
 def test_json_csv_agree_with_text(records, capsys, tmp_path):

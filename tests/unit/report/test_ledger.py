@@ -147,6 +147,14 @@ def test_newest_release_of_passing_gates_is_advised():
     )
 
 
+def test_gate_of_bisection_neither_bisects_nor_installs():
+    slow = between("0.24.0", "0.26.0", pairs(4, speed=0.9))
+    found = Findings(command="pytest --slm-gpu --slm-gate --slm-records=r.jsonl", bisects=True)
+    assert five_lines([slow], found).do_this == f"{found.command} -o slm_profile=traces"
+    passes = between("0.24.0", "0.25.1", pairs(4))
+    assert five_lines([passes], found).do_this == "nothing: the candidate may replace the baseline"
+
+
 def test_evidence_is_in_file_of_worst_gate():
     """If all pass, it is in all files."""
     passes, slow = between("0.24.0", "0.25.1", pairs(4)), between("0.25.1", "0.26.0", pairs(4, speed=0.9))

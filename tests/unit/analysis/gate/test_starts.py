@@ -10,7 +10,7 @@ from sections import sentences_of, tables_of
 
 from pytest_slmserve.analysis.gate.decision import GateCriteria
 from pytest_slmserve.analysis.gate.diagnosis import REST, STAGES, stage_changes
-from pytest_slmserve.analysis.gate.launch_pairs import SIDES, STARTS
+from pytest_slmserve.analysis.gate.launch_pairs import BLOCKS, SIDES, STARTS
 from pytest_slmserve.analysis.gate.starts import FIRST, is_of_start, judge_starts
 from pytest_slmserve.analysis.verdict import State
 from pytest_slmserve.report import gate
@@ -48,6 +48,15 @@ def starts(pairs=3, states=("cold", "warm"), naps=(), **stages):
             more = {"import": 8.0 * (noise - 1), **stages} if side == "candidate" else {}
             found += [start(side, pair, how, naps=naps, **more) for how in states]
     return found
+
+
+def test_kv_blocks_are_compared_with_the_same_caches():
+    """A first start that compiles has fewer blocks; the candidate has as few in each start."""
+    blocks = {("baseline", "warm"): 1000}
+    measured = [(m, blocks.get((m.paired.side, m.paired.caches), 900)) for m in starts()]
+    made = [replace(m, resolved=replace(m.resolved, kv_blocks=count)) for m, count in measured]
+    verdict = judge_starts(made, TERMS).verdict(BLOCKS)
+    assert verdict.state is State.FAILS and verdict.value == 0.9 and verdict.why.endswith(", with warm caches")
 
 
 def test_start_gate_judges_both_caches():
