@@ -87,6 +87,10 @@ class Launch:
         """First measurement at each load."""
         return tuple({m.load: m for m in reversed(self.measurements)}.values())[::-1]
 
+    def with_caches(self, caches: Caches | None) -> list[Measurement]:
+        """Return the measurements with this state of the compile caches; None: with any."""
+        return [m for m in self.measurements if not caches or (m.paired and m.paired.caches == caches)]
+
 
 @dataclass(frozen=True, slots=True)
 class PairOfLaunches:
@@ -130,7 +134,7 @@ class Endpoint:
         """Return the values of one launch, one per window at the load; None if not measured."""
         if self.load is not None:
             return [getattr(figures, self.figure) for figures in launch.figures[self.load]]
-        found = [m for m in launch.measurements if not self.caches or (m.paired and m.paired.caches == self.caches)]
+        found = launch.with_caches(self.caches)
         seconds: list[float | None] = [m.resolved.ready_s for m in found[:1]]
         if self.figure == "first_token_s":
             samples = [m.run.samples for m in found[:1]]
@@ -226,8 +230,7 @@ class Gated:
     @property
     def states(self) -> tuple[Caches, ...]:
         """States of the compile caches, in the order of launching."""
-        told = (m.paired.caches for pair in self.pairs for m in pair.baseline.measurements if m.paired)
-        return tuple(dict.fromkeys(told)) or (self.caches,)
+        return states_of(self.pairs) or (self.caches,)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -309,8 +312,11 @@ class Gated:
 
     def measurements(self, side: Side, caches: Caches | None = None) -> list[Measurement]:
         """Return the measurements of one side in the pairs that count."""
-        found = (m for pair in self.pairs for m in pair.launch(side).measurements)
-        return [m for m in found if not caches or (m.paired and m.paired.caches == caches)]
+        return [m for pair in self.pairs for m in pair.launch(side).with_caches(caches)]
+
+
+def states_of(pairs: Sequence[PairOfLaunches]) -> tuple[Caches, ...]:
+    return tuple(dict.fromkeys(m.paired.caches for pair in pairs for m in pair.baseline.measurements if m.paired))
 
 
 def has_one_load(pairs: Sequence[PairOfLaunches]) -> bool:
@@ -406,7 +412,7 @@ def exact_verdicts(
     A missing value is inconclusive. If all are missing, there is no verdict on the memory, because not every device has
     sensors.
     """
-    states = dict.fromkeys(m.paired.caches for pair in pairs for m in pair.baseline.measurements if m.paired)
+    states = states_of(pairs)
     for name, label in EXACT.items():
         if not pairs:
             yield Verdict.inconclusive(name, model, nothing)
@@ -417,7 +423,7 @@ def exact_verdicts(
             found = [memory_verdict(name, model, each, criteria) for each in seen]
             place = [each.state for each in found].index(all_of(each.state for each in found))
             differ = len({each.why for each in found}) > 1
-            of = f", with {[*states][place]} caches" if differ else ""
+            of = f", with {states[place]} caches" if differ else ""
             yield replace(found[place], why=f"{found[place].why}{of}")
         elif name == BLOCKS or any(value is not None for value in values):
             missing = f"not every launch told its {label}: what is missing never passes"
@@ -426,9 +432,9 @@ def exact_verdicts(
 
 def extreme(name: str, launch: Launch, caches: Caches) -> Any:
     """Return the fewest KV blocks, or the most device memory, of a launch; None if a measurement lacks it."""
-    own = [m for m in launch.measurements if m.paired and m.paired.caches == caches]
-    found: list[Any] = [m.resolved.kv_blocks if name == BLOCKS else most_memory_used([m]) for m in own]
-    return None if not found or None in found else min(found) if name == BLOCKS else max(found)
+    own, blocks = launch.with_caches(caches), name == BLOCKS
+    found: list[Any] = [m.resolved.kv_blocks if blocks else most_memory_used([m]) for m in own]
+    return None if not found or None in found else (min if blocks else max)(found)
 
 
 def memory_verdict(name: str, model: str, seen: Sequence[tuple[Any, Any]], criteria: GateCriteria) -> Verdict:
@@ -443,15 +449,14 @@ def memory_verdict(name: str, model: str, seen: Sequence[tuple[Any, Any]], crite
     before, after = typical(had), typical(has)
     margin = BLOCKS_MARGIN if blocks else max(MEMORY_MARGIN, MEMORY_GRAIN / before)
     bound = (1 - margin if blocks else 1 + margin) * before
-    state, ratio, means = State.PASSES, Interval(after / before), ""
+    is_worse = after < bound if blocks else after > bound
+    state, ratio, means = State.FAILS if is_worse else State.PASSES, Interval(after / before), ""
     if scatters:
         (judged,) = gate([PairSeries(name, "higher" if blocks else "lower", tuple(seen), 2 * margin)], criteria)
         state, ratio = judged.outcome, judged.ratio or ratio
         means = f"means of {len(seen)} launches"
         means += "" if ratio.low is None or ratio.high is None else f", 95%: {ratio.low:.3f} to {ratio.high:.3f} times"
         means += ", which is not sure enough; " if state is State.INCONCLUSIVE else "; "
-    elif after < bound if blocks else after > bound:
-        state = State.FAILS
     if blocks:
         why = f"{after:,.0f} blocks where the baseline has {before:,.0f} ({means}margin: {100 * margin:g}% fewer)"
     else:
